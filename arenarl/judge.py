@@ -1,0 +1,71 @@
+"""Judges compare two attempts at one task. A judge that cannot decide abstains; it never makes a score up."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from arenarl.errors import ConfigError
+from arenarl.types import Abstention, Episode, Task, Verdict
+
+
+class Judge(Protocol):
+    """Anything that compares two episodes, called once for each game and from many games at once."""
+
+    async def compare(self, task: Task, a: Episode, b: Episode) -> Verdict | Abstention:
+        """Marks for a and b on one scale, higher is better, or the reason why there are none.
+
+        An outage is an ``Abstention``. The judge owns its deadline and its retries.
+        """
+        ...
+
+
+class RubricJudge:
+    """Compares checklist scores: the margin of a game is the difference of ``Episode.score``.
+
+    Args:
+        noise: standard deviation of normal noise on the margin, in units of the score; makes a programmatic checklist
+            as unreliable as a model would be. It depends only on (seed, the two episode ids, their order), so a run
+            repeats itself however its games are scheduled, and the two orders of a pair are two independent calls.
+    """
+
+    def __init__(self, noise: float = 0.0, seed: int = 0) -> None:
+        if not noise >= 0.0:
+            raise ConfigError(f"noise={noise} is no standard deviation: set 0 or more")
+        self.noise = noise
+        self.seed = seed
+
+    async def compare(self, task: Task, a: Episode, b: Episode) -> Verdict | Abstention:
+        return _verdict(a, b, a.score, b.score, self.noise * _normal(self.seed, a.episode_id, b.episode_id))
+
+
+class OracleJudge:
+    """Compares any hidden quality of an episode; for tests, and for evaluation by what training did not see.
+
+    Args:
+        quality: higher is better; None where it is not known, which makes the judge abstain.
+    """
+
+    def __init__(self, quality: Callable[[Episode], float | None]) -> None:
+        self.quality = quality
+
+    async def compare(self, task: Task, a: Episode, b: Episode) -> Verdict | Abstention:
+        return _verdict(a, b, self.quality(a), self.quality(b))
+
+
+def _verdict(
+    a: Episode, b: Episode, score_a: float | None, score_b: float | None, noise: float = 0.0
+) -> Verdict | Abstention:
+    missing = [e.episode_id for e, score in ((a, score_a), (b, score_b)) if score is None]
+    if score_a is None or score_b is None:
+        return Abstention(reason=f"no score for {' and '.join(missing)}")
+    return Verdict(score_a=score_a + noise / 2, score_b=score_b - noise / 2)
+
+
+def _normal(seed: int, *names: str) -> float:
+    """One standard normal number that depends on nothing but the arguments, in this process or any other."""
+    digest = hashlib.sha256("\0".join((str(seed), *names)).encode()).digest()
+    return float(np.random.default_rng(int.from_bytes(digest)).standard_normal())

@@ -1,0 +1,281 @@
+"""The values that flow through the library: frozen, plain, picklable, and free of heavy imports.
+
+Shape legend, used in names and docstrings everywhere: B sequences, T tokens, G members of a group, V vocabulary.
+A mask says True for tokens that the policy sampled; every other token is context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, NotRequired, TypedDict
+
+
+class Message(TypedDict):
+    """One chat message as the template sees it. ``content`` of an assistant message is its raw text, tool calls included."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCall:
+    """One call the policy asked for. A malformed call keeps its raw text and carries ``error``; it is never dropped."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    raw: str = ""
+    error: str | None = None
+
+
+ToolResultKind = Literal[
+    "ok", "tool_error", "invalid_args", "unknown_tool", "parse_error",  # the model's affair, shown to it
+    "timeout", "server_dead", "protocol", "too_large", "start_failed",  # ours
+]  # fmt: skip
+
+INFRASTRUCTURE_KINDS: frozenset[str] = frozenset({"timeout", "server_dead", "protocol", "too_large", "start_failed"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolResult:
+    """What came back. ``text`` is what the model reads; ``structured`` is the tool's structured content, if any."""
+
+    kind: ToolResultKind
+    text: str
+    server: str = ""
+    tool: str = ""
+    structured: Any = None
+    truncated: bool = False
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.kind == "ok"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolEvent:
+    """A call with its result, in the order in which the policy made them. ``turn`` counts assistant messages from 0."""
+
+    call: ToolCall
+    result: ToolResult
+    turn: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One thing to do. ``data`` is plain JSON that the environment's checklist reads; the policy sees only ``prompt``."""
+
+    task_id: str
+    kind: str
+    prompt: str
+    seed: int = 0
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """The readable half of an episode: all that a judge or a checklist may look at.
+
+    ``answer`` is the text of the first assistant message without a tool call, or None if there was none.
+    """
+
+    messages: tuple[Message, ...]
+    events: tuple[ToolEvent, ...]
+    answer: str | None
+
+    @property
+    def num_turns(self) -> int:
+        return sum(m["role"] == "assistant" for m in self.messages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """vLLM's names and meanings. ``top_p`` and ``top_k`` are absent: training needs the log-probs of the full distribution."""
+
+    temperature: float = 1.0
+    max_tokens: int = 256
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """What an engine sampled. The stop token, if one ended the text, is the last id.
+
+    Attributes:
+        token_ids: [T] sampled ids.
+        logprobs: [T] natural log-probabilities under the distribution that was sampled (after temperature).
+        versions: [T] weight version that produced each token.
+        num_cached_tokens: prompt tokens that the prefix cache supplied.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish_reason: Literal["stop", "length", "abort"]
+    num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A token-exact stretch of an episode: each turn extends the ids of the one before.
+
+    Attributes:
+        token_ids: [T] ids as the engine saw and sampled them, never rebuilt from text.
+        mask: [T] True where the policy sampled the token.
+        logprobs: [T] engine log-probs where mask is True, 0.0 elsewhere.
+        versions: [T] weight version where mask is True, -1 elsewhere.
+    """
+
+    token_ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.token_ids), len(self.mask), len(self.logprobs), len(self.versions)}
+        if len(lengths) != 1:
+            raise ValueError(f"segment arrays must have one length, got {sorted(lengths)}")
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(self.mask)
+
+
+class Outcome(StrEnum):
+    """How an episode ended, kept apart up to the advantage. Nothing turns into a default score."""
+
+    SCORED = "scored"  # finished by itself and has a checklist score
+    ABSTAINED = "abstained"  # finished, but nobody could score it
+    FAILED = "failed"  # the infrastructure failed; never ranked, never trained on
+    TRUNCATED = "truncated"  # the policy ran into a limit; ranked with what it has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """One attempt at one task.
+
+    Attributes:
+        member: index in the group, 0 first.
+        greedy: decoded at temperature 0 (ArenaRL's anchor); ranked, but not trained on.
+        detail: kind of the failure or truncation ("timeout", "turns", "length", "context"), empty if scored.
+        checklist: item name to met (True), not met (False) or could not be decided (None).
+        score: weighted share of the checklist that was met, in [0, 1]; None if missing.
+        reforks: how often the exact-prefix rule forced a new segment.
+        timing: seconds by phase: generate, tools, judge.
+    """
+
+    episode_id: str
+    task: Task
+    member: int
+    greedy: bool
+    segments: tuple[Segment, ...]
+    trajectory: Trajectory
+    outcome: Outcome
+    detail: str = ""
+    checklist: Mapping[str, bool | None] = field(default_factory=dict)
+    score: float | None = None
+    reforks: int = 0
+    num_cached_tokens: int = 0
+    timing: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rankable(self) -> bool:
+        """Whether it may meet others in a tournament: it ended by itself or at a limit of the policy's making."""
+        return self.outcome in (Outcome.SCORED, Outcome.TRUNCATED)
+
+    @property
+    def num_sampled(self) -> int:
+        return sum(s.num_sampled for s in self.segments)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(s.token_ids) for s in self.segments)
+
+    @property
+    def valid_calls(self) -> tuple[int, int]:
+        """(calls that reached a tool with valid arguments, calls attempted)."""
+        bad = ("parse_error", "invalid_args", "unknown_tool")
+        events = self.trajectory.events
+        return sum(e.result.kind not in bad for e in events), len(events)
+
+    def env_steps(self) -> int:
+        """RLlib's name: assistant turns."""
+        return self.trajectory.num_turns
+
+    def agent_steps(self) -> int:
+        return self.env_steps()
+
+    def __len__(self) -> int:
+        return self.env_steps()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """A judge's marks for the two sides of one comparison, on any common scale; only the difference is used."""
+
+    score_a: float
+    score_b: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abstention:
+    """A comparison that did not happen, and why. It removes a game; it never adds points."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Game:
+    """One comparison as played: player i on side a, player j on side b."""
+
+    i: int
+    j: int
+    round: int
+    result: Verdict | Abstention
+    seconds: float = 0.0
+
+    @property
+    def margin(self) -> float | None:
+        """Score of i minus score of j; None if the judge abstained."""
+        return self.result.score_a - self.result.score_b if isinstance(self.result, Verdict) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeGroup:
+    """Attempts at one task, with what the scorer made of them.
+
+    Attributes:
+        rewards: [G] None where an episode has no reward (failed, abstained, or all its games were lost to outages).
+        advantages: [G] None exactly where the episode is not trained on.
+        games: the record of the tournament, empty for algorithms without one. Indices are members.
+        version: weight version when the group was admitted.
+    """
+
+    group_id: str
+    task: Task
+    episodes: tuple[Episode, ...]
+    version: int
+    rewards: tuple[float | None, ...] = ()
+    advantages: tuple[float | None, ...] = ()
+    games: tuple[Game, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def flat(self) -> bool:
+        """True if the group carries no signal: no advantage differs from zero."""
+        return not any(a for a in self.advantages)
+
+
+def to_jsonable(value: Any) -> Any:
+    """A dataclass of this module as plain JSON data."""
+    return asdict(value)

@@ -1,0 +1,98 @@
+"""EngineCore in a thread instead of a process: a CPU engine that starts in half a second once vLLM is imported.
+
+`AsyncLLM` talks to its core over ipc sockets, so the core may live anywhere. vLLM offers no such launcher, and this module
+stands in for a private class of it: one exact minor version is supported, and any other falls back to a process.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+log = logging.getLogger(__name__)
+
+SUPPORTED = (0, 32)
+_launching = threading.Lock()
+
+
+class CoreThread:
+    """Has the methods of vLLM's `CoreEngineProcManager` that its client calls, and runs one core in a daemon thread."""
+
+    def __init__(self, **launch: object) -> None:
+        self.manager_stopped = threading.Event()
+        self.failed_proc_name: str | None = None
+        self._over = threading.Event()
+        self._sentinel, self._life = socket.socketpair()  # the client polls the one for the end of the other
+        self._core = None
+        self._thread = threading.Thread(target=self._run, args=(launch,), name="EngineCore", daemon=True)
+        self._thread.start()
+
+    def _run(self, launch: dict) -> None:
+        import torch
+        from vllm.v1.engine.core import EngineCoreProc
+
+        set_num_threads = torch.set_num_threads
+        launch = {
+            k: v for k, v in launch.items() if k not in ("local_engine_count", "start_index", "local_start_index")
+        }
+        try:
+            self._core = EngineCoreProc(**launch, engine_index=0)
+            torch.set_num_threads = set_num_threads  # vLLM's CPU worker switches it off for the whole process
+            self._core.run_busy_loop()
+        except SystemExit:
+            pass
+        except BaseException:
+            self.failed_proc_name = "EngineCore thread"
+            log.exception("the thread of the engine core died")
+            if self._core is not None:
+                self._core._send_engine_dead()
+        finally:
+            if self._core is not None:
+                self._core.shutdown()
+            self._over.set()
+            self._life.close()
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        from vllm.v1.engine import EngineCoreRequestType
+        from vllm.v1.engine.core import EngineShutdownState
+
+        self.manager_stopped.set()
+        if self._core is not None and not self._over.is_set():
+            self._core.shutdown_state = EngineShutdownState.REQUESTED
+            self._core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+        self._thread.join(timeout)
+        self._sentinel.close()
+
+    def monitor_engine_liveness(self) -> None:
+        self._over.wait()
+
+    def sentinels(self) -> list[int]:
+        return [self._sentinel.fileno()]
+
+    def finished_procs(self) -> dict[str, int]:
+        return {"EngineCore thread": 1} if self._over.is_set() else {}
+
+
+@contextmanager
+def core_in(place: Literal["process", "thread"]) -> Iterator[None]:
+    """While the block builds an `AsyncLLM`, its core starts in a process or in a thread. One build at a time."""
+    import vllm
+    from vllm.v1.engine import utils
+
+    with _launching:
+        original = utils.CoreEngineProcManager
+        if place == "thread":
+            if vllm.__version_tuple__[:2] == SUPPORTED:
+                utils.CoreEngineProcManager = CoreThread
+            else:
+                log.warning(
+                    "core='thread' knows vLLM %d.%d only, not %s: using a process", *SUPPORTED, vllm.__version__
+                )
+        try:
+            yield
+        finally:
+            utils.CoreEngineProcManager = original

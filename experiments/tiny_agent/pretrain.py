@@ -1,0 +1,216 @@
+"""Make the tiny travel agent: tokenizer, demonstrations, supervised training, model card.
+
+    python experiments/tiny_agent/pretrain.py --out experiments/tiny_agent/model
+
+One torch thread. The model is a Qwen3 of about one million parameters; its tokenizer is a byte-level BPE that keeps
+words, numbers up to 99 and runs of punctuation apart; each word of the travel world is one token wherever it stands, so
+names can be copied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from demonstrations import TOOLS, demonstrations, drill, words
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from arenarl.chat import ChatRenderer
+from arenarl.envs.travel import TravelTasks
+from arenarl.envs.travel_server import TravelTools
+from arenarl.types import Message
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CALL_MARKS = ("<tool_call>", "</tool_call>")
+SPLIT = r"[\p{L}_]+|\p{N}{1,2}|[^\p{L}\p{N}_]+"
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content }}
+{%- if loop.first and tools %}
+{{- '\\nTools: ' }}
+{%- for tool in tools %}
+{{- tool.function.name + '(' + (tool.function.parameters.properties.keys() | join(', ')) + ')' }}
+{{- '\\n' if loop.last else '; ' }}
+{%- endfor %}
+{%- endif %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+Document = tuple[list[int], list[bool]]
+
+
+def tool_schemas() -> list[dict]:
+    """The tools as the template sees them; only names and argument names matter to it."""
+    parameters = {name: inspect.signature(getattr(TravelTools, name)).parameters for name in TOOLS}
+    return [
+        {"type": "function", "function": {"name": n, "parameters": {"properties": {a: {} for a in args if a != "self"}}}}
+        for n, args in parameters.items()
+    ]
+
+
+def make_tokenizer(texts: list[str], lexicon: list[str]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over numbers, codes and punctuation; every word of the lexicon is one added token."""
+    known = re.compile(rf"\b({'|'.join(map(re.escape, lexicon))})\b")
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, special_tokens=list(SPECIAL), min_frequency=10, show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )  # fmt: skip
+    pieces = (piece for text in texts for piece in known.split(text)[::2])
+    core.train_from_iterator([*pieces, *(f"{n}, " for n in range(100) for _ in range(100))], trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token=SPECIAL[0], eos_token=SPECIAL[2], model_max_length=1024,
+        additional_special_tokens=[SPECIAL[1]],
+    )  # fmt: skip
+    tokenizer.add_tokens(list(CALL_MARKS))
+    tokenizer.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in lexicon])
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def make_lexicon(texts: list[str], names: list[str]) -> list[str]:
+    """Names first, then every other word that the demonstrations, the roles and the tool signatures use."""
+    counts = Counter(word for text in texts for word in re.findall(r"\b[A-Za-z_]{2,}\b", text))
+    others = [word for word, count in counts.items() if count >= 20 and word not in (*names, "tool_call")]
+    arguments = [name for tool in tool_schemas() for name in tool["function"]["parameters"]["properties"]]
+    return list(dict.fromkeys([*names, *TOOLS, *arguments, "system", "user", "assistant", "tool", "Tools", *others]))
+
+
+def encode_conversation(renderer: ChatRenderer, tools: list[dict], messages: list[Message]) -> Document:
+    """Ids and loss mask, built by the very renderer that the rollouts use, so training text is rollout text."""
+    first = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
+    ids = renderer.prompt(messages[:first], tools)
+    mask = [False] * len(ids)
+    at = first
+    while at < len(messages):
+        said = [*renderer.tokenizer.encode(messages[at]["content"], add_special_tokens=False), renderer.tokenizer.eos_token_id]
+        ids, mask = ids + said, mask + [True] * len(said)
+        end = next((i for i in range(at + 1, len(messages)) if messages[i]["role"] == "assistant"), None)
+        if end is None:
+            break
+        glue = renderer.glue(messages[: at + 1], messages[at + 1 : end], tools)
+        assert glue is not None, "the template of the tiny agent never rewrites history"
+        ids, mask, at = ids + glue, mask + [False] * len(glue), end
+    return ids, mask
+
+
+def encode_drill(tokenizer: PreTrainedTokenizerFast, context: str, continuation: str) -> Document:
+    head, tail = (tokenizer.encode(text, add_special_tokens=False) for text in (context, continuation))
+    return [*head, *tail, tokenizer.eos_token_id], [False] * len(head) + [True] * (len(tail) + 1)
+
+
+def batch_loss(model: Qwen3ForCausalLM, documents: list[Document]) -> torch.Tensor:
+    """Mean cross entropy over the masked tokens; only their positions reach the output layer."""
+    width = max(len(ids) for ids, _ in documents)
+    tokens = torch.zeros(len(documents), width, dtype=torch.long)
+    mask = torch.zeros(len(documents), width, dtype=torch.bool)
+    for row, (ids, learn) in enumerate(documents):
+        tokens[row, : len(ids)], mask[row, : len(ids)] = torch.tensor(ids), torch.tensor(learn)
+    hidden = model.model(tokens).last_hidden_state[:, :-1]  # right padding: causal attention never sees it
+    chosen = mask[:, 1:]
+    return torch.nn.functional.cross_entropy(model.lm_head(hidden[chosen]), tokens[:, 1:][chosen])
+
+
+def batches(documents: list[Document], tokens_per_batch: int, rng: random.Random) -> Iterator[list[Document]]:
+    """Endless batches of similar length, reshuffled each pass."""
+    while True:
+        by_length = sorted(documents, key=lambda d: len(d[0]) + rng.random())
+        packs: list[list[Document]] = [[]]
+        for document in by_length:
+            if len(document[0]) * (len(packs[-1]) + 1) > tokens_per_batch and packs[-1]:
+                packs.append([])
+            packs[-1].append(document)
+        rng.shuffle(packs)
+        yield from packs
+
+
+def optimizers(model: Qwen3ForCausalLM, lr: float) -> list[torch.optim.Optimizer]:
+    """Muon for the hidden matrices, AdamW for the tied embedding and the norms."""
+    hidden = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    return [
+        torch.optim.Muon(hidden, lr=lr, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def train(model: Qwen3ForCausalLM, demos: list[Document], drills: list[Document], held: list[Document], args: argparse.Namespace) -> None:
+    rng = random.Random(args.seed)
+    demo_batches, drill_batches = batches(demos, args.tokens, rng), batches(drills, args.tokens // 2, rng)
+    optims = optimizers(model, args.lr)
+    started = time.monotonic()
+    for step in range(args.steps):
+        scale = min(1.0, (step + 1) / 50) * max(0.02, 1 - step / args.steps)
+        for optim in optims:
+            for group in optim.param_groups:
+                group["lr"] = args.lr * scale
+        # copying is learned from dense repetition first; then drills fade to a small share
+        on_drill = rng.random() < (0.8 if step < args.drill_steps else 0.15)
+        loss = batch_loss(model, next(drill_batches if on_drill else demo_batches))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optim in optims:
+            optim.step()
+            optim.zero_grad(set_to_none=True)
+        if step % 50 == 0 or step == args.steps - 1:
+            with torch.no_grad():
+                fresh = sum(float(batch_loss(model, held[i : i + 16])) for i in range(0, 64, 16)) / 4
+                copy = float(batch_loss(model, drills[:64]))
+            print(f"step {step} held-out demonstrations {fresh:.3f} drills {copy:.3f} {time.monotonic() - started:.0f} s", flush=True)
+        if step and step % 500 == 0:
+            model.save_pretrained(args.out / "checkpoint")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--drill-steps", type=int, default=500)
+    parser.add_argument("--tokens", type=int, default=6000, help="tokens per step")
+    parser.add_argument("--lr", type=float, default=4e-3)
+    parser.add_argument("--demonstrations", type=int, default=16000)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    rng = random.Random(args.seed)
+    conversations = demonstrations(args.demonstrations, seed=args.seed)
+    names = words(list(TravelTasks().world.cities))
+    texts = [m["content"] for c in conversations[:2000] for m in c]
+    tokenizer = make_tokenizer(texts, make_lexicon(texts, names))
+    args.out.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(args.out)
+    renderer, tools = ChatRenderer(tokenizer), tool_schemas()
+    demos = [encode_conversation(renderer, tools, c) for c in conversations]
+    drills = [encode_drill(tokenizer, *drill(rng, names)) for _ in range(30_000)]
+    held = [encode_conversation(renderer, tools, c) for c in demonstrations(64, seed=args.seed + 1000)]
+    config = Qwen3Config(
+        vocab_size=-(-len(tokenizer) // 64) * 64, hidden_size=128, intermediate_size=384, num_hidden_layers=5,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
+        rope_theta=10_000.0, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config)
+    mean = sum(len(ids) for ids, _ in demos) / len(demos)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}, {mean:.0f} tokens an episode", flush=True)
+    train(model, demos, drills, held, args)
+    model.to(torch.bfloat16).save_pretrained(args.out)
+    (args.out / "training.json").write_text(json.dumps({k: str(v) for k, v in vars(args).items() if k != "out"}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

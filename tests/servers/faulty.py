@@ -1,0 +1,162 @@
+"""A tool server whose tools misbehave in all the ways that the field reports tell of. Standard library only.
+
+Command line: ``faulty.py [--start FAULT]``.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+NAMES = (
+    "echo echo_all exit exit_after hang bad_json no_newline log_lines not_utf8 surrogate big huge unknown_content no_content "
+    "bare_string structured_only structured_list string_id twice close_stdout error_result rpc_error reserved_error bad_args "
+    "string_error null_result nan count image deep stderr ask_client"
+).split()
+count = 0
+
+
+def write(text):
+    sys.stdout.buffer.write(text.encode() if isinstance(text, str) else text)
+    sys.stdout.buffer.flush()
+
+
+def send(message, end="\n"):
+    write(json.dumps({"jsonrpc": "2.0", **message}) + end)
+
+
+def text(words, **more):
+    return {"content": [{"type": "text", "text": words}], **more}
+
+
+def tools():
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}}
+    odd = [
+        {"name": "no_schema"},
+        {"name": "no_type", "inputSchema": {"properties": {"a": True, "b": None}, "required": True}},
+        {"name": "null_words", "description": None, "inputSchema": None},
+        {"name": "not_an_object", "inputSchema": {"type": "array"}},
+        {"description": "no name"},
+        "no tool at all",
+    ]
+    return [{"name": name, "description": name, "inputSchema": schema, "outputSchema": {"type": "object", "required": ["x"]}} for name in NAMES] + odd
+
+
+def call(key, name, arguments):
+    global count
+    answer = lambda result: send({"id": key, "result": result})  # noqa: E731
+    match name:
+        case "echo":
+            answer(text(arguments.get("text", "")))
+        case "echo_all":
+            answer(text(json.dumps(arguments)))
+        case "exit":
+            write('{"jsonrpc": "2.0", "id"')
+            sys.stderr.write("out of luck\n")
+            os._exit(7)
+        case "exit_after":
+            answer(text("last words"))
+            os._exit(0)
+        case "hang":
+            time.sleep(1000)
+        case "bad_json":
+            write('{"jsonrpc": "2.0", "id": %d, "result": {oops}}\n' % key)
+        case "no_newline":
+            send({"id": key, "result": text("never ends")}, end="")
+        case "log_lines":
+            write(b"INFO started\n\n[1, 2]\n{'python': 'dict'}\n" + b'{"level": "info", "id": 1}\n' + b"\xff\xfe\n")
+            answer(text("after the noise"))
+        case "not_utf8":
+            write(b'{"jsonrpc": "2.0", "id": %d, "result": {"content": [{"type": "text", "text": "caf\xe9"}]}}\n' % key)
+        case "surrogate":
+            answer(text("cut \ud800 here"))
+        case "big":
+            answer(text("x" * 5_000_000))
+        case "huge":
+            answer(text("x" * 20_000_000))
+        case "unknown_content":
+            answer({"content": [{"type": "hologram", "depth": 3}, {"type": "image"}, None, 5]})
+        case "no_content":
+            answer({})
+        case "bare_string":
+            send({"id": key, "result": "just text"})
+        case "structured_only":
+            answer({"structuredContent": {"y": 1}})
+        case "structured_list":
+            answer({"structuredContent": [1, 2]})
+        case "string_id":
+            send({"id": str(key), "result": text("same")})
+        case "twice":
+            answer(text("first"))
+            answer(text("second"))
+        case "close_stdout":
+            os.close(1)
+            time.sleep(1000)
+        case "error_result":
+            answer(text("no such city", isError=True))
+        case "rpc_error":
+            send({"id": key, "error": {"code": -32603, "message": "internal"}})
+        case "reserved_error":
+            send({"id": key, "error": {"code": -32000, "message": "busy"}})
+        case "bad_args":
+            send({"id": key, "error": {"code": -32602, "message": "text is missing"}})
+        case "string_error":
+            send({"id": key, "error": "plain"})
+        case "null_result":
+            send({"id": key, "result": None, "error": None})
+        case "nan":
+            answer({"structuredContent": {"price": float("nan")}})
+        case "count":
+            count += 1
+            answer(text(str(count)))
+        case "image":
+            answer({"content": [{"type": "image", "data": "A" * 4000, "mimeType": "image/png"}]})
+        case "deep":
+            write('{"jsonrpc": "2.0", "id": %d, "result": {"content": %s}}\n' % (key, "[" * 100_000 + "]" * 100_000))
+        case "stderr":
+            sys.stderr.write("warning: " + "y" * 100_000 + "\nthe end\n")
+            sys.stderr.flush()
+            answer(text("written"))
+        case "ask_client":
+            send({"id": "mine", "method": "roots/list"})
+            answer(text("asked"))
+        case _:
+            send({"id": key, "error": {"code": -32602, "message": f"Unknown tool: {name}"}})
+
+
+def start(fault):
+    if fault == "exit":
+        sys.exit("missing API key")
+    if fault == "slow":
+        time.sleep(1000)
+    if fault == "banner":
+        write("Welcome to the server!\nhttp://localhost:8080\n")
+    if fault in ("ignore_eof", "ignore_all"):
+        if fault == "ignore_all":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        return True
+    if fault == "family":  # a grandchild in the group, and a daemon that left it
+        subprocess.Popen(["sleep", "1000"])
+        subprocess.Popen([sys.executable, "-c", "import os,time\nif os.fork(): os._exit(0)\nos.setsid(); time.sleep(1000)"]).wait()
+    return False
+
+
+def main():
+    stay = start(sys.argv[2]) if sys.argv[1:2] == ["--start"] else False
+    for line in sys.stdin:
+        message = json.loads(line)
+        key, method = message.get("id"), message.get("method")
+        if method == "initialize":
+            send({"id": key, "result": {"protocolVersion": "2025-06-18", "serverInfo": {"name": "faulty"}}})
+        elif method == "tools/list":
+            listing, page = tools(), int(message.get("params", {}).get("cursor", 0))
+            send({"id": key, "result": {"tools": listing[page : page + 10], "nextCursor": str(page + 10) if page + 10 < len(listing) else None}})
+        elif method == "tools/call":
+            call(key, message["params"]["name"], message["params"].get("arguments", {}))
+    while stay:
+        time.sleep(1000)
+
+
+main()

@@ -21,9 +21,10 @@ import difflib
 import math
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ Bracket = Generator[list[Pair], list[Game], Sequence[float]]
 Plan = Rounds | Bracket
 Topology = Callable[[int, np.random.Generator], Plan]
 Compare = Callable[[int, int], Awaitable[Verdict | Abstention]]
+T = TypeVar("T")
 Slot = int | None  # a place in a bracket; None is a bye
 
 
@@ -91,10 +93,11 @@ async def run_tournament(
 
     Raises:
         ConfigError: n < 2, unknown names, an estimator that the plan cannot feed, or a plan that pairs nonsense.
-        JudgeError: ``compare`` raised, or returned something that is no verdict; the message names the game.
+        JudgeError: ``compare`` raised, or returned something that is no verdict; the message names the game. An
+            ``ArenaError`` of another kind passes unchanged.
     """
     if n < 2:
-        raise ConfigError(f"a tournament of {n} has nobody to compare: set group_size to 2 or more")
+        raise ConfigError(f"group_size={n} leaves a tournament nobody to compare: set group_size to 2 or more")
     if max_concurrency is not None and max_concurrency < 1:
         raise ConfigError(f"max_concurrency={max_concurrency} would never start a game: set 1 or more, or None")
     name, plan_of, fit = resolve(topology, estimator)
@@ -115,15 +118,13 @@ async def run_tournament(
     decided = [game for game in games if game.margin is not None]
     scores = fit.fit(n, decided, levels)
     places = ranks(scores)
-    known = int(np.isfinite(places).sum())
-    rewards = rank_rewards(places, known) if fit.ranked and known else scores
-    advantages = group_advantages([None if math.isnan(r) else r for r in rewards.tolist()])
+    rewards = _rewards(fit, scores, places)
     return Tournament(
         games=tuple(games),
         scores=scores,
         ranks=places,
         rewards=rewards,
-        advantages=np.array(advantages, dtype=np.float64),
+        advantages=_advantages(rewards),
         topology=name,
         estimator=fit.name,
         seed=seed,
@@ -136,7 +137,7 @@ def resolve(topology: str | Topology, estimator: str | Estimator | None = None) 
     """Name, plan and estimator that ``run_tournament`` would use; lets a configuration be checked before a game is paid.
 
     Raises:
-        ConfigError: an unknown name (with the nearest one), or "depth" on a plan without brackets.
+        ConfigError: an unknown name (with the nearest one), or an estimator that the topology has not the games for.
     """
     own = DEFAULT_ESTIMATOR.get(topology, "margins") if isinstance(topology, str) else "margins"
     if isinstance(estimator, Estimator):
@@ -146,9 +147,11 @@ def resolve(topology: str | Topology, estimator: str | Estimator | None = None) 
     if not isinstance(topology, str):
         return getattr(topology, "__name__", type(topology).__name__), topology, fit
     plan = TOPOLOGIES[_known("topology", topology, TOPOLOGIES)]
-    if fit.name == "depth" and own != "depth":
+    fed_by = FED_BY.get(fit.name, TOPOLOGIES)
+    if topology not in fed_by:
         raise ConfigError(
-            f"estimator 'depth' needs a bracket, topology {topology!r} has none: take {own!r} or 'margins'"
+            f"estimator {fit.name!r} cannot be had from topology {topology!r}: take {own!r} or 'margins', "
+            f"or one of the topologies {', '.join(fed_by)}"
         )
     return topology, plan, fit
 
@@ -160,7 +163,7 @@ def both_orders(compare: Compare) -> Compare:
     """
 
     async def compare_twice(i: int, j: int) -> Verdict | Abstention:
-        first, second = await asyncio.gather(compare(i, j), compare(j, i))
+        first, second = await _together([compare(i, j), compare(j, i)])
         if isinstance(first, Abstention):
             return first
         if isinstance(second, Abstention):
@@ -171,8 +174,12 @@ def both_orders(compare: Compare) -> Compare:
 
 
 def round_robin(n: int, rng: np.random.Generator) -> Rounds:
-    """Everybody meets everybody: n (n - 1) / 2 games in one round."""
-    yield list(combinations(range(n), 2))
+    """Everybody meets everybody: n (n - 1) / 2 games in one round.
+
+    The sides alternate with the distance of the two, so that everybody is on each side equally often (for n even, but
+    for one game).
+    """
+    yield [(i, j) if (j - i) % 2 else (j, i) for i, j in combinations(range(n), 2)]
 
 
 def anchor(n: int, rng: np.random.Generator) -> Rounds:
@@ -184,20 +191,16 @@ def swiss(n: int, rng: np.random.Generator) -> Rounds:
     """ceil(log2 n) rounds in which players of like standing meet, nobody twice.
 
     Standing is wins minus losses, so that a tie, a bye and an abstained game all leave it alone; equal standings are in
-    the order of a seeded shuffle. With n odd the lowest player that has not sat out yet sits out.
+    the order of a seeded shuffle. With n odd the bye is one more player at the bottom, whom nobody meets twice either.
     """
-    standing, sat_out = np.zeros(n), np.zeros(n, dtype=bool)
+    bye = [n] if n % 2 else []
+    standing = np.zeros(n)
     met: set[frozenset[int]] = set()
-    shuffle = rng.permutation(n)
+    shuffle = rng.permutation(n).tolist()
     for _ in range(math.ceil(math.log2(n))):
-        order = sorted(shuffle.tolist(), key=lambda k: -standing[k])
-        if n % 2:
-            resting = next(k for k in reversed(order) if not sat_out[k])
-            sat_out[resting] = True
-            order.remove(resting)
-        pairs = _pair_neighbours(order, met)
+        pairs = _pair_neighbours(sorted(shuffle, key=lambda k: -standing[k]) + bye, met)
         met |= {frozenset(pair) for pair in pairs}
-        for game in (yield pairs):
+        for game in (yield [pair for pair in pairs if n not in pair]):
             result = np.sign(margin(game) or 0.0)
             standing[game.i] += result
             standing[game.j] -= result
@@ -206,7 +209,7 @@ def swiss(n: int, rng: np.random.Generator) -> Rounds:
 def _pair_neighbours(order: list[int], met: Collection[frozenset[int]]) -> list[Pair]:
     """Pair the first with the nearest player that it has not met, and so on, going back where that leaves nobody.
 
-    In at most ceil(log2 n) rounds there always is a pairing: each player still has at least half of the others to meet.
+    There is a pairing while everybody has at least half of the field left to meet (Dirac), as in all rounds of Swiss.
     """
     if not order:
         return []
@@ -227,7 +230,7 @@ def seeded_elimination(n: int, rng: np.random.Generator) -> Bracket:
     equal margins are in the order of a seeded shuffle. With n below a power of two the best seeds have the byes.
     """
     seeding = yield [(0, k) for k in range(1, n)]
-    standing = {0: 0.0} | {game.j: m for game in seeding if (m := margin(game)) is not None}
+    standing = {0: 0.0} | {game.j: -m for game in seeding if (m := margin(game)) is not None}
     middle = float(np.median(list(standing.values())))
     seeds = sorted(rng.permutation(n).tolist(), key=lambda k: -standing.get(k, middle))
     levels = np.zeros(n)
@@ -330,12 +333,28 @@ DEFAULT_ESTIMATOR: dict[str, str] = {
 }
 
 
+FED_BY: dict[str, tuple[str, ...]] = {
+    "depth": ("double_elimination", "seeded_elimination"),
+    "anchor": ("anchor", "seeded_elimination", "round_robin"),
+}
+"""Topologies for the estimators that do not suit them all: a bracket, or a game of everybody against player 0."""
+
+
 async def _play_round(
     pairs: Sequence[Pair], number: int, compare: Compare, free: asyncio.Semaphore, limit: float
 ) -> list[Game]:
+    return await _together(_play(i, j, number, compare, free, limit) for i, j in pairs)
+
+
+async def _together(awaitables: Iterable[Awaitable[T]]) -> list[T]:
+    """Results of all at once, in order. The first failure cancels the rest and is raised as it is."""
+
+    async def one(awaitable: Awaitable[T]) -> T:
+        return await awaitable
+
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_play(i, j, number, compare, free, limit)) for i, j in pairs]
+            tasks = [group.create_task(one(awaitable)) for awaitable in awaitables]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return [task.result() for task in tasks]
@@ -357,6 +376,15 @@ async def _play(i: int, j: int, number: int, compare: Compare, free: asyncio.Sem
     if not isinstance(result, Verdict | Abstention):
         raise JudgeError(f"comparing {i} with {j}: got {result!r}, which is neither a Verdict nor an Abstention")
     return Game(i=i, j=j, round=number, result=result, seconds=seconds)
+
+
+def _rewards(fit: Estimator, scores: NDArray[np.float64], places: NDArray[np.float64]) -> NDArray[np.float64]:
+    known = int(np.isfinite(places).sum())
+    return rank_rewards(places, known) if fit.ranked and known else scores
+
+
+def _advantages(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.array(group_advantages([None if math.isnan(r) else r for r in rewards.tolist()]), dtype=np.float64)
 
 
 def _check_pairs(name: str, n: int, pairs: Sequence[Pair]) -> None:

@@ -230,7 +230,7 @@ class VLLMEngine:
             temperature=sampling.temperature,
             max_tokens=max_tokens,
             seed=sampling.seed,
-            stop_token_ids=sorted({*sampling.stop_token_ids, *self.eos_token_ids}),
+            stop_token_ids=list(sampling.stop_token_ids),  # besides the model's own end of sequence
             logprobs=0,  # of the sampled token alone
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,

@@ -84,9 +84,9 @@ def depth(n: int, games: Sequence[Game], levels: Sequence[float] | None = None) 
     """
     if levels is None:
         raise ConfigError("estimator 'depth' needs a plan that returns levels: take an elimination, or 'margins'")
-    mean = _mean_margin(n, games)
-    largest = np.nanmax(np.abs(mean), initial=0.0) or 1.0
-    return np.asarray(levels, dtype=np.float64) + mean / (4 * largest)
+    _, observed = _linear(n, games)
+    largest = np.abs(observed).max(initial=0.0) or 1.0
+    return np.asarray(levels, dtype=np.float64) + _mean_margin(n, games) / (4 * largest)
 
 
 def margins(n: int, games: Sequence[Game], levels: Sequence[float] | None = None, *, one_order: bool = False) -> Scores:
@@ -111,6 +111,7 @@ def margins(n: int, games: Sequence[Game], levels: Sequence[float] | None = None
     fitted = s > FLOAT_NOISE
     u, s, vt = u[:, fitted], s[fitted], vt[fitted]
     along = observed @ u
+    along[np.abs(along) <= FLOAT_NOISE * np.linalg.norm(observed)] = 0.0
     ridge = _most_probable_ridge(s**2, along**2, float(observed @ observed), len(games))
     return _centred((s * along / (s**2 + ridge)) @ vt, games)
 

@@ -81,7 +81,7 @@ def _wilson(successes: int, trials: int) -> tuple[float, float, float]:
     rate, z2 = successes / trials, Z_95**2
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z_95 * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
-    return rate, max(0.0, centre - half), min(1.0, centre + half)
+    return rate, max(0.0, min(rate, centre - half)), min(1.0, max(rate, centre + half))
 
 
 def bootstrap_mean_difference(

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+THREAD_NAME = "arenarl-mlflow"
+
 FAMILIES: Mapping[str, str] = {
     "reward": "what the policy earned: rewards, checklist scores, win rates; of training and of evaluation",
     "group": "health of the groups: share that is flat or incomplete, games lost to outages, size",
@@ -158,11 +160,12 @@ class RunFolder:
 
 def clean_name(name: str) -> str:
     """A metric or parameter name that MLflow takes. A name that must change gets a hash, so names stay distinct."""
-    if re.fullmatch(r"[\w.\- ]+(/[\w.\- ]+)*", name) and len(name) <= 250 and not re.search(r"(^|/)\.{1,2}(/|$)", name):
+    part = r"[\w\- ][\w.\- ]*"  # a leading dot could resolve to another path
+    if re.fullmatch(f"{part}(/{part})*", name) and len(name) <= 250:
         return name
-    parts = [p for p in re.sub(r"[^\w.\- /]", "_", name).split("/") if p not in ("", ".", "..")]
+    parts = [p.lstrip(".") for p in re.sub(r"[^\w.\- /]", "_", name).split("/")]
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{'/'.join(parts)[:240]}-{digest}"
+    return f"{'/'.join(p for p in parts if p)[:240]}-{digest}"
 
 
 def ui_command(tracking_uri: str) -> str:
@@ -213,9 +216,15 @@ class MLflowTracker:
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=THREAD_NAME, daemon=True)
         self._thread.start()
-        self._put(lambda params=dict(params): self._write_params(params))
+        values = dict(params)
+        self._put(lambda: self._write_params(values))
+
+    @property
+    def page(self) -> str | None:
+        """The run's page, to be appended to the address of the MLflow pages; None until the run is known to MLflow."""
+        return None if self.run_id is None else f"/#/experiments/{self.experiment_id}/runs/{self.run_id}"
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One `log_batch`. Values that are not finite are missing values, and are left out."""
@@ -249,7 +258,7 @@ class MLflowTracker:
 
     # -- the rest runs in the thread, except _put and _lose
 
-    def _put(self, job: Callable[[], None]) -> None:
+    def _put(self, job: Callable[[], object]) -> None:
         if self._stop.is_set():
             self._lose("the tracker is closed")
         elif self._queue.qsize() >= self.QUEUE_SIZE:
@@ -261,10 +270,8 @@ class MLflowTracker:
         with self._lock:
             first, self.lost = not self.lost, self.lost + items
         if first:
-            uri = re.sub(r"//[^/@]*@", "//", self.tracking_uri)
-            log.warning(
-                "MLflow at %s: %s; the run goes on, its own record is complete; more losses are only counted", uri, why
-            )
+            message = re.sub(r"//[^/@ ]*@", "//", f"MLflow at {self.tracking_uri}: {why}")  # no passwords
+            log.warning("%s; the run goes on, its own record is complete; more losses are only counted", message)
 
     def _work(self) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -274,15 +281,14 @@ class MLflowTracker:
             try:
                 job()
             except Exception as error:
-                first_line, _, _ = str(error).strip().partition("\n")
-                self._lose(f"{type(error).__name__}: {first_line}")
+                self._lose(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
     def _open(self) -> MlflowClient:
         """The client, with the experiment and the run created. Every item tries again until it has succeeded once."""
         if self._client is None:
             from mlflow.tracking import MlflowClient
 
-            _quiet_this_thread()
+            _quiet()
             self._client = MlflowClient(tracking_uri=self.tracking_uri)
         if self.run_id is None:
             self.experiment_id = self._find_or_create_experiment(self._client)
@@ -322,14 +328,13 @@ class MLflowTracker:
         )
 
 
-def _quiet_this_thread() -> None:
-    """Drops what MLflow and its libraries log in this thread: a traceback per failure, where one warning is due."""
-    thread = threading.get_ident()
+def _wanted(record: logging.LogRecord) -> bool:
+    """False for what MLflow and its libraries log in our threads: a traceback per failure, where one warning is due."""
+    return record.threadName != THREAD_NAME or record.name.partition(".")[0] not in ("mlflow", "alembic", "urllib3")
 
-    def from_elsewhere(record: logging.LogRecord) -> bool:
-        return record.thread != thread
 
+def _quiet() -> None:
     for name in ("mlflow", "alembic"):
         for handler in logging.getLogger(name).handlers:
-            handler.addFilter(from_elsewhere)
-    logging.getLogger("urllib3.connectionpool").addFilter(from_elsewhere)
+            handler.addFilter(_wanted)
+    logging.getLogger("urllib3.connectionpool").addFilter(_wanted)

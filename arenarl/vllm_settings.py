@@ -16,6 +16,7 @@ from arenarl.errors import ConfigError
 log = logging.getLogger(__name__)
 
 BLOCK = 32  # tokens in a block of the prefix cache: the smallest that vLLM takes on CPU
+PREFILL_TOKENS = 4096  # prompt tokens that one step of the engine computes at most on CPU
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -160,6 +161,9 @@ def engine_args(config: EngineConfig, device: Literal["cpu", "cuda"]) -> dict[st
         "distributed_executor_backend": "uni",
         "kv_cache_memory_bytes": config.kv_cache_bytes,
         "block_size": BLOCK,
+        # a prompt cut in two kills the core if its request has a seed: CPU generators cannot be set back (vLLM 0.32)
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(config.max_model_len, PREFILL_TOKENS),
     }
 
 

@@ -54,9 +54,9 @@ def kendall_tau_b(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 
 
 async def study(topology: str, estimator: str, orders: str, args: argparse.Namespace) -> str:
-    rng = np.random.default_rng(args.seed)
     rows = []
     for group in range(args.groups):
+        rng = np.random.default_rng([args.seed, group])  # the same qualities for every tournament
         qualities = rng.normal(size=args.n)
         compare = judge(qualities, args.theta, rng)
         played = await run_tournament(

@@ -164,7 +164,7 @@ async def test_versions_only_rise_and_a_refusal_does_no_harm(engine, model):
     version = await push(engine, dict(model.named_parameters()))
     with pytest.raises(WeightUpdateFailed, match=f"to version {version} refused: version {version} is loaded"):
         await engine.update_weights({}, version, timeout_s=30)
-    with pytest.raises(WeightUpdateFailed, match="shared: .* unfinished after 0.0 s"):
+    with pytest.raises(WeightUpdateFailed, match=r"shared: .* unfinished after 0\.0 s"):
         await engine.update_weights(dict(model.named_parameters()), version + 1, timeout_s=0.0)
     assert await engine.weight_version() == version
 
@@ -248,7 +248,7 @@ async def test_one_seed_gives_one_completion(engine):
 
 
 async def test_a_deadline_ends_the_request_in_the_engine_too(engine):
-    with pytest.raises(DeadlineExceeded, match="shared: request late unfinished after 0.1 s"):
+    with pytest.raises(DeadlineExceeded, match=r"shared: request late unfinished after 0\.1 s"):
         await engine.generate(prompt(5), SamplingParams(max_tokens=1900), request_id="late", deadline_s=0.1)
     assert engine.num_unfinished() == 0
 
@@ -326,9 +326,9 @@ async def test_a_stuck_then_killed_core_is_reported_and_leaves_no_process(tiny_m
     assert await engine.weight_version() == version
 
     os.kill(core.pid, signal.SIGSTOP)
-    with pytest.raises(EngineUnavailable, match="doomed did not tell its version within 0.2 s"):
+    with pytest.raises(EngineUnavailable, match=r"doomed did not tell its version within 0\.2 s"):
         await engine.weight_version(timeout_s=0.2)
-    with pytest.raises(WeightUpdateFailed, match="doomed: update to version 2 unfinished after 0.2 s"):
+    with pytest.raises(WeightUpdateFailed, match=r"doomed: update to version 2 unfinished after 0\.2 s"):
         await engine.update_weights(dict(model.named_parameters()), 2, timeout_s=0.2)
     os.kill(core.pid, signal.SIGCONT)
     await push(engine, dict(model.named_parameters()))

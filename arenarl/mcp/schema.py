@@ -100,7 +100,13 @@ _MANY = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "dependentSchemas")
 _DROPPED = frozenset({"$schema", "$id", "$anchor", "$comment", "$defs", "definitions", "dependencies", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "title"})  # fmt: skip
 _TYPE_OF = {str: "string", bool: "boolean", int: "integer", float: "number"}
-_KIND_OF = {"description": str, **dict.fromkeys(_NAMED, dict), **dict.fromkeys(_MANY, list), "enum": list, "required": list}
+_KIND_OF = {
+    "description": str,
+    **dict.fromkeys(_NAMED, dict),
+    **dict.fromkeys(_MANY, list),
+    "enum": list,
+    "required": list,
+}
 _MAX_DEPTH, _MAX_NODES = 12, 4000
 _RECURSIVE: dict[str, Any] = {"type": "object", "description": "nested further in the same way"}
 
@@ -324,7 +330,8 @@ def block_text(block: Mapping[str, Any]) -> str:
     if kind == "resource" and isinstance(resource, Mapping):
         if isinstance(resource.get("text"), str):
             return resource["text"]
-        return f"[resource {resource.get('uri', '')} {resource.get('mimeType', '')}, {_kilobytes(resource.get('blob'))}]"
+        where = f"{resource.get('uri', '')} {resource.get('mimeType', '')}"
+        return f"[resource {where}, {_kilobytes(resource.get('blob'))}]"
     return json.dumps(block, ensure_ascii=False, separators=(",", ":"))
 
 

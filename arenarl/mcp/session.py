@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from arenarl.errors import ArenaError, McpServerError
 from arenarl.mcp.config import ServerSpec
-from arenarl.mcp.schema import ToolSpec, clean_json, result_text
+from arenarl.mcp.schema import ToolSpec, clean_json, clean_text, result_text
 from arenarl.mcp.wire import TOO_LARGE, UNREADABLE
 from arenarl.types import ToolResult, ToolResultKind
 
@@ -25,9 +25,9 @@ _TEARDOWN_SECONDS = 15.0  # above all waits of the transport's own ending
 _MAX_PAGES = 100
 _SUSPECT_TIMEOUTS = 2
 
-# JSON-RPC and SDK codes
-_CONNECTION_CLOSED, _METHOD_NOT_FOUND, _INVALID_PARAMS = -32000, -32601, -32602
-
+_CONNECTION_CLOSED, _METHOD_NOT_FOUND, _INVALID_PARAMS = -32000, -32601, -32602  # the SDK's, JSON-RPC's
+_OURS: dict[int, ToolResultKind] = {_CONNECTION_CLOSED: "server_dead", TOO_LARGE: "too_large", UNREADABLE: "protocol"}
+_THEIRS: dict[int, ToolResultKind] = {_INVALID_PARAMS: "invalid_args", _METHOD_NOT_FOUND: "unknown_tool"}
 _TEXT: dict[ToolResultKind, str] = {
     "timeout": "Error: the tool did not answer in time.",
     "server_dead": "Error: the tool server has stopped.",
@@ -96,7 +96,13 @@ class McpSession:
         """The server's tools as it listed them at the start; a later change of the listing does not show."""
         return list(self._tools)
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout: float | None = None) -> ToolResult:
+    async def call(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> ToolResult:
         """Call a tool once; never again, for the first call may have written.
 
         Never raises for what the tool or the server does: the result's ``kind`` says it.
@@ -106,13 +112,15 @@ class McpSession:
             timeout: seconds; the spec's ``call_timeout`` if None.
         """
         began = time.monotonic()
-        kind, text, structured = await self._call(tool, arguments, self.spec.call_timeout if timeout is None else timeout)
+        limit = self.spec.call_timeout if timeout is None else timeout
+        kind, text, structured = await self._call(tool, arguments, limit)
         self._timeouts = self._timeouts + 1 if kind == "timeout" else 0
-        seconds = time.monotonic() - began
-        return ToolResult(kind=kind, text=text, server=self.spec.name, tool=tool, structured=structured, seconds=seconds)
+        took = time.monotonic() - began
+        return ToolResult(kind=kind, text=text, server=self.spec.name, tool=tool, structured=structured, seconds=took)
 
     async def _call(self, tool: str, arguments: Mapping[str, Any], limit: float) -> tuple[ToolResultKind, str, Any]:
         if self._client is None or self._owner is None or self.dead is not None:
+            await asyncio.sleep(0)  # a caller that loops stays cancellable
             return "server_dead", _TEXT["server_dead"], None
         request = asyncio.create_task(self._client.session.call_tool(tool, clean_json(arguments)))
         self._calls.add(request)
@@ -143,13 +151,10 @@ class McpSession:
         if not isinstance(error, MCPError):
             _log.warning("%s: answer of %r cannot be read: %s", self._who(), tool, error)
             return "protocol", _TEXT["protocol"], None
-        ours: dict[int, ToolResultKind] = {_CONNECTION_CLOSED: "server_dead", TOO_LARGE: "too_large", UNREADABLE: "protocol"}
-        if (kind := ours.get(error.code)) is not None:
+        if (kind := _OURS.get(error.code)) is not None:
             return kind, _TEXT[kind], None
         self.answered += 1
-        theirs: dict[int, ToolResultKind] = {_INVALID_PARAMS: "invalid_args", _METHOD_NOT_FOUND: "unknown_tool"}
-        text = result_text([{"type": "text", "text": f"Error: {error.message}"}])
-        return theirs.get(error.code, "tool_error"), text, None
+        return _THEIRS.get(error.code, "tool_error"), clean_text(f"Error: {error.message}"), None
 
     def _forget(self, request: asyncio.Task[Any]) -> None:
         self._calls.discard(request)
@@ -194,7 +199,7 @@ class McpSession:
         except BaseException as error:
             self.dead = self._explain(error)
         else:
-            if not self._closing:
+            if self.dead is not None:
                 self.dead = self._explain(None)
 
     def _make_client(self) -> Client:
@@ -225,9 +230,8 @@ class McpSession:
                     break
                 raise
             for tool in page.tools:
-                spec = ToolSpec(
-                    name=tool.name, description=tool.description or "", parameters=tool.input_schema, server=self.spec.name
-                )
+                words, schema = tool.description or "", tool.input_schema
+                spec = ToolSpec(name=tool.name, description=words, parameters=schema, server=self.spec.name)
                 found.setdefault(tool.name, spec)
             cursor = page.next_cursor
             if cursor is None or cursor in seen:
@@ -252,8 +256,8 @@ class McpSession:
             code = transport.exit_code
             what = f"exited with code {code}" if code >= 0 else f"was killed by signal {-code}"
         elif isinstance(error, TimeoutError):
-            phase = "end in time" if self._settled.is_set() else f"start within {spec.start_timeout:g} s (start_timeout)"
-            what = f"did not {phase}"
+            limit = f"start within {spec.start_timeout:g} s (start_timeout)"
+            what = f"did not {'end in time' if self._settled.is_set() else limit}"
         else:
             what = f"failed: {type(error).__name__}: {error}" if error else "closed the connection"
         words = [line.strip() for line in self.stderr_tail.splitlines() if line.strip()][-5:]

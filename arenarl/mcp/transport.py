@@ -34,10 +34,12 @@ _CHUNK = 1 << 16
 _STDERR_BYTES = 8192
 _KILL_SECONDS = 5.0
 
-Streams: TypeAlias = "tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]"
+Streams: TypeAlias = tuple[
+    MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]
+]
 
 
-class StdioTransport(AbstractAsyncContextManager["Streams"]):
+class StdioTransport(AbstractAsyncContextManager[Streams]):
     """Starts the server on entry and ends it on exit; pass it to `mcp.Client`. Enter and leave in one task, once.
 
     Attributes:
@@ -202,7 +204,7 @@ class StdioTransport(AbstractAsyncContextManager["Streams"]):
                         self.exit_code = int(rest)
                     elif word == "spawn":
                         self.spawn_error = rest
-            while process.poll() is None:
+            while process.poll() is None:  # noqa: ASYNC110  (its socket is closed: it is about to end)
                 await anyio.sleep(0.002)
         return process.returncode is not None
 

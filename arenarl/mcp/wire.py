@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from arenarl.mcp.schema import block_text, clean_json
@@ -176,10 +177,15 @@ def _repair_listing(result: Message) -> Message:
     kept = []
     for tool in tools if isinstance(tools, list) else []:
         if (repaired := _repair_tool(tool)) is None:
-            _log.warning("tool dropped from a listing: %s", json.dumps(tool)[:200])
+            _warn_dropped(json.dumps(tool)[:200])
         else:
             kept.append(repaired)
     return {"tools": kept} | ({"nextCursor": cursor} if isinstance(cursor, str) and cursor else {})
+
+
+@lru_cache(maxsize=256)  # once per process, not once per episode
+def _warn_dropped(tool: str) -> None:
+    _log.warning("a tool without a name, or whose input is no object, is left out: %s", tool)
 
 
 def _repair_tool(tool: Any) -> Message | None:
@@ -194,7 +200,9 @@ def _repair_tool(tool: Any) -> Message | None:
     schema["type"] = "object"
     properties, required = schema.pop("properties", None), schema.pop("required", None)
     if isinstance(properties, dict):
-        schema["properties"] = {name: value if isinstance(value, dict | bool) else {} for name, value in properties.items()}
+        schema["properties"] = {
+            name: value if isinstance(value, dict | bool) else {} for name, value in properties.items()
+        }
     if isinstance(required, list):
         schema["required"] = [name for name in required if isinstance(name, str)]
     if not isinstance(schema.get("$schema", ""), str):
@@ -214,7 +222,12 @@ def _repair_call(result: Message) -> Message:
     return out | ({"structuredContent": structured} if structured is not None else {})
 
 
-_STRINGS = {"text": ("text",), "image": ("data", "mimeType"), "audio": ("data", "mimeType"), "resource_link": ("uri", "name")}
+_STRINGS = {
+    "text": ("text",),
+    "image": ("data", "mimeType"),
+    "audio": ("data", "mimeType"),
+    "resource_link": ("uri", "name"),
+}
 
 
 def _repair_block(block: Any) -> Message:

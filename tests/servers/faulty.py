@@ -1,6 +1,6 @@
 """A tool server whose tools misbehave in all the ways that the field reports tell of. Standard library only.
 
-Command line: ``faulty.py [--start FAULT]``.
+Command line: ``faulty.py [--start FAULT]``. It appends a line per start and per call to the file named by FAULTY_LOG.
 """
 
 import json
@@ -10,12 +10,18 @@ import subprocess
 import sys
 import time
 
-NAMES = (
+NAMES = (  # noqa: SIM905
     "echo echo_all exit exit_after hang bad_json no_newline log_lines not_utf8 surrogate big huge unknown_content no_content "
     "bare_string structured_only structured_list string_id twice close_stdout error_result rpc_error reserved_error bad_args "
     "string_error null_result nan count image deep stderr ask_client"
 ).split()
 count = 0
+
+
+def note(words):
+    if path := os.environ.get("FAULTY_LOG"):
+        with open(path, "a") as file:
+            file.write(words + "\n")
 
 
 def write(text):
@@ -41,7 +47,15 @@ def tools():
         {"description": "no name"},
         "no tool at all",
     ]
-    return [{"name": name, "description": name, "inputSchema": schema, "outputSchema": {"type": "object", "required": ["x"]}} for name in NAMES] + odd
+    return [
+        {
+            "name": name,
+            "description": name,
+            "inputSchema": schema,
+            "outputSchema": {"type": "object", "required": ["x"]},
+        }
+        for name in NAMES
+    ] + odd
 
 
 def call(key, name, arguments):
@@ -62,7 +76,7 @@ def call(key, name, arguments):
         case "hang":
             time.sleep(1000)
         case "bad_json":
-            write('{"jsonrpc": "2.0", "id": %d, "result": {oops}}\n' % key)
+            write('{"jsonrpc": "2.0", "id": ' + str(key) + ', "result": {oops}}\n')
         case "no_newline":
             send({"id": key, "result": text("never ends")}, end="")
         case "log_lines":
@@ -75,7 +89,7 @@ def call(key, name, arguments):
         case "big":
             answer(text("x" * 5_000_000))
         case "huge":
-            answer(text("x" * 20_000_000))
+            answer(text("x" * 9_000_000))
         case "unknown_content":
             answer({"content": [{"type": "hologram", "depth": 3}, {"type": "image"}, None, 5]})
         case "no_content":
@@ -114,7 +128,7 @@ def call(key, name, arguments):
         case "image":
             answer({"content": [{"type": "image", "data": "A" * 4000, "mimeType": "image/png"}]})
         case "deep":
-            write('{"jsonrpc": "2.0", "id": %d, "result": {"content": %s}}\n' % (key, "[" * 100_000 + "]" * 100_000))
+            write('{"jsonrpc": "2.0", "id": ' + f'{key}, "result": {{"content": {"[" * 100_000}{"]" * 100_000}}}}}\n')
         case "stderr":
             sys.stderr.write("warning: " + "y" * 100_000 + "\nthe end\n")
             sys.stderr.flush()
@@ -139,11 +153,14 @@ def start(fault):
         return True
     if fault == "family":  # a grandchild in the group, and a daemon that left it
         subprocess.Popen(["sleep", "1000"])
-        subprocess.Popen([sys.executable, "-c", "import os,time\nif os.fork(): os._exit(0)\nos.setsid(); time.sleep(1000)"]).wait()
+        subprocess.Popen(
+            [sys.executable, "-c", "import os,time\nif os.fork(): os._exit(0)\nos.setsid(); time.sleep(1000)"]
+        ).wait()
     return False
 
 
 def main():
+    note("start")
     stay = start(sys.argv[2]) if sys.argv[1:2] == ["--start"] else False
     for line in sys.stdin:
         message = json.loads(line)
@@ -152,8 +169,17 @@ def main():
             send({"id": key, "result": {"protocolVersion": "2025-06-18", "serverInfo": {"name": "faulty"}}})
         elif method == "tools/list":
             listing, page = tools(), int(message.get("params", {}).get("cursor", 0))
-            send({"id": key, "result": {"tools": listing[page : page + 10], "nextCursor": str(page + 10) if page + 10 < len(listing) else None}})
+            send(
+                {
+                    "id": key,
+                    "result": {
+                        "tools": listing[page : page + 10],
+                        "nextCursor": str(page + 10) if page + 10 < len(listing) else None,
+                    },
+                }
+            )
         elif method == "tools/call":
+            note(message["params"]["name"])
             call(key, message["params"]["name"], message["params"].get("arguments", {}))
     while stay:
         time.sleep(1000)

@@ -1,0 +1,266 @@
+"""`AgentAlgorithm`: the training loop that reads like the paper, on RLlib's `Algorithm`.
+
+An algorithm overrides at most three things:
+
+    tasks()        which tasks to play next                                   (driver)
+    score_group()  a group's rewards and advantages, async, overlaps rollouts  (where the rollouts run)
+    streams()      per-token weights of the loss                              (driver)
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
+
+from arenarl.batching import Batch, Stream, pack, policy_gradient_stream
+from arenarl.config import AgentConfig
+from arenarl.env_runner import AgentEnvRunner, load_renderer
+from arenarl.errors import CanaryError, ConfigError, EngineUnavailable
+from arenarl.judge import Judge
+from arenarl.metrics import StepClock, episode_metrics, group_metrics, learner_metrics
+from arenarl.preflight import preflight
+from arenarl.rllib_compat import call_runners, num_remote_runners
+from arenarl.rollout import Job, derive_seed
+from arenarl.tracking import MLflowTracker, RunFolder
+from arenarl.types import Episode, EpisodeGroup, Game, Task
+
+POLL_S = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What a scorer makes of a group; None is a missing value, and an episode without an advantage is not trained on."""
+
+    rewards: tuple[float | None, ...]
+    advantages: tuple[float | None, ...]
+    games: tuple[Game, ...] = ()
+
+
+class Interrupted(Exception):  # noqa: N818 - a request, not an error
+    """The user asked to stop; the last finished step stands."""
+
+
+class AgentAlgorithm(Algorithm):
+    """Base of all algorithms here; also a Tune trainable."""
+
+    config: AgentConfig
+    config_class: ClassVar[type[AgentConfig]] = AgentConfig
+
+    @classmethod
+    def get_default_config(cls) -> AgentConfig:
+        return cls.config_class(algo_class=cls)
+
+    # -- what an algorithm is -----------------------------------------------------------------------------------------
+
+    def tasks(self) -> Iterator[Task]:
+        """Training tasks for ever: the task set's, reshuffled each pass.
+
+        Raises:
+            ConfigError: the task set has none.
+        """
+        tasks = self.taskset.tasks("train", self.config.num_train_tasks, seed=self.config.seed or 0)
+        if not tasks:
+            raise ConfigError(f"task set {self.taskset.name!r} gave no training tasks; it must give at least one")
+        rng = random.Random(self.config.seed)
+        while True:
+            yield from rng.sample(tasks, len(tasks))
+
+    @staticmethod
+    async def score_group(group: EpisodeGroup, config: AgentConfig, judge: Judge) -> Scores:
+        """Rewards and advantages of a finished group. Runs in the worker, many groups at once."""
+        raise NotImplementedError
+
+    def streams(self, group: EpisodeGroup) -> Stream:
+        """Per-token weights of a group: by default each episode's advantage on each token that it sampled."""
+        return policy_gradient_stream(group)
+
+    # -- the step -----------------------------------------------------------------------------------------------------
+
+    def training_step(self) -> None:
+        """Collect scored groups, weigh their tokens, update the learners, push the weights."""
+        clock = StepClock()
+        with clock("collect"):
+            groups = self._collect()
+        streams = [self.streams(group) for group in groups]
+        with clock("learn"):
+            batch = self._pack(groups, streams)
+            learned = self.learner_group.update(batch)
+        with clock("push"):
+            pushed = self._push()
+        self._record(groups, group_metrics(groups) | learner_metrics(learned, batch.stats) | pushed | clock.metrics(groups))
+
+    def _collect(self) -> list[EpisodeGroup]:
+        """The next ``groups_per_step`` finished groups, oldest first.
+
+        Staleness is bounded by admission: at step k at most (k + 1 + max_staleness) * groups_per_step groups have ever
+        been started. A running episode is never thrown away for its age, which would favour short ones.
+
+        Raises:
+            EngineUnavailable: a worker died, or no group finished for ``stall_timeout_s``.
+            Interrupted: the user asked to stop.
+        """
+        wanted = self.config.groups_per_step
+        self._admit((self.learner_steps + 1 + self.config.max_staleness) * wanted - self._started)
+        progress = time.monotonic()
+        while len(self._finished) < wanted:
+            if self.should_stop():
+                raise Interrupted
+            fresh = [g for groups in self._call("drain", POLL_S) for g in groups]
+            self._finished.extend(fresh)
+            progress = time.monotonic() if fresh else progress
+            if time.monotonic() - progress > self.config.stall_timeout_s:
+                raise EngineUnavailable(
+                    f"no group finished within stall_timeout_s={self.config.stall_timeout_s:g} s; "
+                    f"{self._started - self._taken - len(self._finished)} are in flight"
+                )
+        self._taken += wanted
+        return [self._finished.popleft() for _ in range(wanted)]
+
+    def _admit(self, count: int) -> None:
+        """Start ``count`` groups, dealt out to the workers in turn."""
+        runners = max(1, num_remote_runners(self))
+        hands: list[list[Job]] = [[] for _ in range(runners)]
+        for _ in range(max(0, count)):
+            hands[self._started % runners].append(self._job(next(self._tasks), self._started))
+            self._started += 1
+        if count > 0:
+            call_runners(self, [lambda r, hand=hand: r.submit(hand) for hand in hands], self.config.push_timeout_s)
+
+    def _job(self, task: Task, number: int) -> Job:
+        return Job(
+            group_id=f"g{number:06d}", task=task, group_size=self.config.group_size, sampling=self.config.sampling_params(),
+            seed=derive_seed(self.config.seed, number), greedy_first=getattr(self.config, "greedy_anchor", False),
+            version=self.learner_group.version,
+        )  # fmt: skip
+
+    def _pack(self, groups: Sequence[EpisodeGroup], streams: Sequence[Stream]) -> Batch:
+        return pack(
+            groups, streams, tokens_per_microbatch=self.config.tokens_per_microbatch,
+            num_shards=max(1, self.config.num_learners),
+        )  # fmt: skip
+
+    def _push(self) -> dict[str, float]:
+        """Give every engine the learner's weights, then prove it: a canary's log-probs must agree.
+
+        Raises:
+            CanaryError: engine and learner differ by more than ``canary_tolerance``.
+        """
+        version, timeout = self.learner_group.version, self.config.push_timeout_s
+        if version == self._pushed:
+            return {}
+        weights = self.learner_group.weights()
+        payload = ray.put(weights) if num_remote_runners(self) else weights
+        self._call("set_weights", payload, version, timeout)
+        self._pushed = version
+        samples = self._call("canary", self._canary_prompt, self.config.temperature, version, timeout)
+        worst = 0.0
+        for number, sample in enumerate(samples):
+            ids = [*self._canary_prompt, *sample.token_ids]
+            ours = self.learner_group.logprobs(ids, len(self._canary_prompt))
+            gap = max(abs(a - b) for a, b in zip(ours, sample.logprobs, strict=True))
+            if not gap <= self.config.canary_tolerance or set(sample.versions) != {version}:
+                raise CanaryError(
+                    f"engine {number} after the push of version {version}: log-probs differ by {gap:.2e} (allowed "
+                    f"{self.config.canary_tolerance:g}), token versions {sorted(set(sample.versions))}"
+                )
+            worst = max(worst, gap)
+        return {"policy/canary_gap": worst}
+
+    def _call(self, method: str, *args: Any) -> list[Any]:
+        """Call a method on every worker and wait; results in the order of the workers."""
+        timeout = self.config.push_timeout_s + 30
+        return call_runners(self, lambda r: getattr(r, method)(*args), timeout)
+
+    # -- evaluation ---------------------------------------------------------------------------------------------------
+
+    def play(self, tasks: Sequence[Task], *, name: str, seed: int = 0) -> list[Episode]:
+        """One attempt at each task with the current weights, apart from training; in the order of the tasks."""
+        runners, timeout = max(1, num_remote_runners(self)), self.config.stall_timeout_s
+        jobs = [
+            Job(group_id=f"{name}-{n:04d}", task=t, group_size=1, sampling=self.config.sampling_params(), seed=derive_seed(seed, n))
+            for n, t in enumerate(tasks)
+        ]
+        hands = [jobs[k::runners] for k in range(runners)]
+        played = call_runners(self, [lambda r, hand=hand: r.play(hand, timeout) for hand in hands], timeout + 30)
+        by_id = {g.group_id: g.episodes[0] for groups in played for g in groups}
+        return [by_id[job.group_id] for job in jobs]
+
+    def evaluate_heldout(self) -> tuple[dict[str, Any], int, int]:
+        """RLlib's evaluation: ``evaluation_duration`` held-out tasks, one attempt each."""
+        tasks = self.taskset.tasks("heldout", self.config.evaluation_duration, seed=0)
+        episodes = self.play(tasks, name=f"heldout-{self.learner_steps}", seed=1)
+        results = episode_metrics(episodes)
+        for name, value in results.items():
+            self.metrics.log_value((EVALUATION_RESULTS, ENV_RUNNER_RESULTS, *name.split("/")), value, window=1)
+        steps = sum(e.env_steps() for e in episodes)
+        return results, steps, steps
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    def setup(self, config: AgentConfig) -> None:
+        """Check everything that can be checked without an engine, then build workers and learners.
+
+        Raises:
+            ArenaError: naming what is wrong and the remedy.
+        """
+        self.should_stop: Callable[[], bool] = lambda: False
+        self.config, self.taskset = config, config.build_taskset()
+        self._tasks = self.tasks()
+        first = next(self._tasks)
+        tools = preflight(config, self.taskset, first)
+        prompt = [{"role": "system", "content": self.taskset.system_prompt}, {"role": "user", "content": first.prompt}]
+        self._canary_prompt = load_renderer(config.model_path).prompt(prompt, tools)
+        self._finished: deque[EpisodeGroup] = deque()
+        self._started = self._taken = self.learner_steps = self._pushed = 0
+        self.last_metrics: dict[str, float] = {}
+        self.run_folder = RunFolder(config.run_dir) if config.run_dir else None
+        self.tracker: MLflowTracker | None = None
+        super().setup(config)
+        if self.run_folder:
+            self.run_folder.write_config(config.public_fields())
+            self.tracker = MLflowTracker(
+                root=self.run_folder.path.parent, experiment=config.experiment_name, run_name=self.run_folder.path.name,
+                params=config.public_fields(), tags={"algorithm": type(self).__name__}, tracking_uri=config.tracking_uri,
+            )  # fmt: skip
+
+    def _record(self, groups: Sequence[EpisodeGroup], metrics: dict[str, float]) -> None:
+        """Write the step down: JSON lines first, then MLflow and RLlib's own result."""
+        self.learner_steps += 1
+        self.last_metrics = metrics
+        for name, value in metrics.items():
+            self.metrics.log_value(tuple(name.split("/")), value, window=1)
+        if self.run_folder and self.tracker:
+            for group in groups:
+                self.run_folder.append_group(group, step=self.learner_steps)
+            self.run_folder.append_metrics(self.learner_steps, metrics)
+            self.tracker.log_metrics(self.learner_steps, metrics)
+            for group in groups[: self.config.traces_per_step]:
+                self.tracker.log_episode_trace(
+                    group.episodes[-1], group, reward=group.rewards[-1], advantage=group.advantages[-1], step=self.learner_steps
+                )
+
+    def save_pretrained(self, path: str) -> None:
+        """Export the policy as a Hugging Face folder."""
+        self.learner_group.save_pretrained(path)
+
+    def cleanup(self) -> None:
+        try:
+            super().cleanup()
+        finally:
+            if self.tracker:
+                self.tracker.close()
+
+    @classmethod
+    def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
+        return False  # evaluation runs on the training engines: another one would cost its weights again
+
+
+__all__ = ["AgentAlgorithm", "AgentEnvRunner", "Interrupted", "Scores"]

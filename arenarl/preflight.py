@@ -1,0 +1,78 @@
+"""What can be checked before an engine starts: resources, servers, tools. Fails in seconds, with one line."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+from arenarl.config import AgentConfig
+from arenarl.env import AsyncToolEnv, TaskSet
+from arenarl.errors import ConfigError
+from arenarl.types import Task
+
+
+def preflight(config: AgentConfig, taskset: TaskSet, task: Task) -> list[dict[str, Any]]:
+    """Start each tool server once and see that the cluster is large enough.
+
+    Returns:
+        the tool schemas of the environment, as a chat template takes them.
+
+    Raises:
+        ConfigError: resources that the cluster does not have.
+        McpServerError: a server that does not start, with the command and its last words.
+    """
+    check_resources(config)
+    return _in_a_thread(_list_tools(taskset, task))
+
+
+def wanted_resources(config: AgentConfig) -> dict[str, float]:
+    """CPUs and GPUs of all workers together; the driver's own process is not counted."""
+    runners, learners = config.num_env_runners, config.num_learners
+    return {
+        "CPU": runners * config.num_cpus_per_env_runner + learners * _per_learner(config.num_cpus_per_learner, 1),
+        "GPU": runners * config.num_gpus_per_env_runner + learners * _per_learner(config.num_gpus_per_learner, 0),
+    }
+
+
+def _per_learner(value: float | str, auto: float) -> float:
+    return auto if isinstance(value, str) else value
+
+
+def check_resources(config: AgentConfig) -> None:
+    """Compare the demand with the cluster's total, if Ray runs already; a demand that cannot be met would wait for ever."""
+    import ray
+
+    if not ray.is_initialized():
+        return
+    supply = ray.cluster_resources()
+    for name, demand in wanted_resources(config).items():
+        if demand > supply.get(name, 0.0):
+            raise ConfigError(
+                f"the workers want {demand:g} {name}, the cluster has {supply.get(name, 0.0):g}; lower num_env_runners="
+                f"{config.num_env_runners} or num_learners={config.num_learners}, or add nodes"
+            )
+
+
+async def _list_tools(taskset: TaskSet, task: Task) -> list[dict[str, Any]]:
+    env = AsyncToolEnv(taskset)
+    try:
+        _, info = await env.reset(options={"task": task})
+        return info["tools"]
+    finally:
+        await env.aclose()
+
+
+def _in_a_thread(coroutine: Any) -> Any:
+    """Run a coroutine to its end on a loop of its own, also if the caller's thread has a running loop (notebooks)."""
+    result: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(asyncio.run(coroutine))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return result.result()

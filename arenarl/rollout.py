@@ -1,0 +1,343 @@
+"""Episodes in flight: one thread, one asyncio loop, one engine, many environments.
+
+`RolloutLoop` plays the groups it is given and never blocks its caller:
+
+    submit(jobs)   caller's thread -> the loop. Bounded by the caller, who admits groups by staleness.
+    episodes       wait for the engine, then for their tools; nothing waits for a sibling.
+    groups         scored as soon as their last episode ends, so judges overlap with generation.
+    drain(wait)    the loop -> caller's thread. Raises what killed the loop, so a death is seen at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from arenarl.chat import ChatRenderer
+from arenarl.engine import Engine
+from arenarl.env import AsyncToolEnv, TaskSet
+from arenarl.errors import ArenaError, DeadlineExceeded, EngineUnavailable, McpServerError
+from arenarl.mcp.hub import ServerHub
+from arenarl.types import Completion, Episode, EpisodeGroup, Outcome, SamplingParams, Segment, Task, Trajectory
+
+T = TypeVar("T")
+ScoreGroup = Callable[[EpisodeGroup], Awaitable[EpisodeGroup]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One group to play.
+
+    Attributes:
+        greedy_first: decode member 0 at temperature 0 (ArenaRL's anchor).
+        version: weight version of the learner when the group was admitted.
+    """
+
+    group_id: str
+    task: Task
+    group_size: int
+    sampling: SamplingParams
+    seed: int = 0
+    greedy_first: bool = False
+    version: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutLimits:
+    """Bounds of one worker: assistant turns, seconds of a generation and of an episode, episodes at once."""
+
+    max_turns: int | None = None
+    generate_timeout_s: float = 300.0
+    episode_timeout_s: float = 600.0
+    max_episodes: int = 256
+
+
+class SegmentBuilder:
+    """Grows the token record of one episode. Sampled ids enter once, as the engine gave them."""
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self.done: list[Segment] = []
+        self._open(prompt_ids)
+
+    def _open(self, prompt_ids: Sequence[int]) -> None:
+        self.token_ids = list(prompt_ids)
+        self._mask = [False] * len(prompt_ids)
+        self._logprobs = [0.0] * len(prompt_ids)
+        self._versions = [-1] * len(prompt_ids)
+
+    def sampled(self, completion: Completion) -> None:
+        self.token_ids += completion.token_ids
+        self._mask += [True] * len(completion.token_ids)
+        self._logprobs += completion.logprobs
+        self._versions += completion.versions
+
+    def glue(self, token_ids: Sequence[int]) -> None:
+        self.token_ids += token_ids
+        self._mask += [False] * len(token_ids)
+        self._logprobs += [0.0] * len(token_ids)
+        self._versions += [-1] * len(token_ids)
+
+    def fork(self, prompt_ids: Sequence[int]) -> None:
+        """The template rewrote what was said: close the segment and begin a new one."""
+        self.done.append(self._segment())
+        self._open(prompt_ids)
+
+    def segments(self) -> tuple[Segment, ...]:
+        return (*self.done, self._segment())
+
+    def _segment(self) -> Segment:
+        return Segment(
+            token_ids=tuple(self.token_ids),
+            mask=tuple(self._mask),
+            logprobs=tuple(self._logprobs),
+            versions=tuple(self._versions),
+        )
+
+
+def derive_seed(*key: object) -> int:
+    """A seed in [0, 2**31) that depends on all of the key and on nothing else."""
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=4).digest(), "big") >> 1
+
+
+class EpisodePlayer:
+    """Plays one episode: engine and environment take turns on one token record."""
+
+    def __init__(self, engine: Engine, renderer: ChatRenderer, taskset: TaskSet, hub: ServerHub, limits: RolloutLimits) -> None:
+        self.engine, self.renderer, self.taskset, self.hub, self.limits = engine, renderer, taskset, hub, limits
+
+    async def play(self, job: Job, member: int) -> Episode:
+        """One attempt at the job's task. Faults of tools, servers and deadlines end up in its outcome.
+
+        Raises:
+            EngineError: the engine is gone or refuses what we built; the worker must not go on.
+        """
+        env = AsyncToolEnv(
+            self.taskset, hub=self.hub, max_turns=self.limits.max_turns, episode_timeout=self.limits.episode_timeout_s
+        )
+        try:
+            return await self._play(env, job, member)
+        finally:
+            await env.aclose()
+
+    async def _play(self, env: AsyncToolEnv, job: Job, member: int) -> Episode:
+        greedy = job.greedy_first and member == 0
+        timing = {"generate": 0.0, "tools": 0.0}
+        cached = 0
+        try:
+            history, info = await env.reset(seed=job.seed, options={"task": job.task})
+        except McpServerError as error:
+            return _failed(job, member, greedy, f"reset: {error}")
+        tools = info["tools"]
+        record = SegmentBuilder(self.renderer.prompt(history, tools))
+        while True:
+            sampling = self._sampling(job, member, greedy, len(history))
+            started = time.monotonic()
+            try:
+                completion = await self.engine.generate(
+                    record.token_ids, sampling, request_id=f"{job.group_id}/{member}/{len(history)}",
+                    deadline_s=self.limits.generate_timeout_s,
+                )  # fmt: skip
+            except DeadlineExceeded:
+                return _failed(job, member, greedy, "generate: deadline", segments=record.segments())
+            timing["generate"] += time.monotonic() - started
+            cached += completion.num_cached_tokens
+            record.sampled(completion)
+            if completion.finish_reason != "stop":
+                full = len(record.token_ids) >= self.engine.max_model_len
+                env.truncate("context" if full else completion.finish_reason)
+                break
+            said = self.renderer.decode(completion.token_ids)
+            started = time.monotonic()
+            result = await env.step(said)
+            timing["tools"] += time.monotonic() - started
+            if result.terminated or result.truncated:
+                break
+            history = [*history, {"role": "assistant", "content": said}]
+            glue = self.renderer.glue(history, result.messages, tools)
+            history = [*history, *result.messages]
+            if glue is None:
+                record.fork(self.renderer.prompt(history, tools))
+            else:
+                record.glue(glue)
+            if len(record.token_ids) >= self.engine.max_model_len - 1:
+                env.truncate("context")
+                break
+        return Episode(
+            episode_id=f"{job.group_id}/{member}", task=job.task, member=member, greedy=greedy,
+            segments=record.segments(), trajectory=env.trajectory(), outcome=env.outcome, detail=env.detail,
+            checklist=env.checklist_results, score=env.score, reforks=len(record.done), num_cached_tokens=cached,
+            timing=timing,
+        )  # fmt: skip
+
+    @staticmethod
+    def _sampling(job: Job, member: int, greedy: bool, turn: int) -> SamplingParams:
+        temperature = 0.0 if greedy else job.sampling.temperature
+        return replace(job.sampling, temperature=temperature, seed=derive_seed(job.seed, job.group_id, member, turn))
+
+
+def _failed(job: Job, member: int, greedy: bool, detail: str, segments: tuple[Segment, ...] = ()) -> Episode:
+    return Episode(
+        episode_id=f"{job.group_id}/{member}", task=job.task, member=member, greedy=greedy, segments=segments,
+        trajectory=Trajectory(messages=(), events=(), answer=None), outcome=Outcome.FAILED, detail=detail,
+    )  # fmt: skip
+
+
+class RolloutLoop:
+    """See the module docstring. Plain class: usable without Ray, from any thread.
+
+    Args:
+        engine: not yet started; the loop starts it and shuts it down.
+        score_group: gives a finished group its rewards and advantages.
+    """
+
+    def __init__(
+        self, engine: Engine, renderer: ChatRenderer, taskset: TaskSet, score_group: ScoreGroup, limits: RolloutLimits
+    ) -> None:
+        self.engine, self.renderer, self.taskset, self.limits = engine, renderer, taskset, limits
+        self._score_group = score_group
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
+        self._ready: Future[None] = Future()
+        self._finished: list[EpisodeGroup] = []
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # -- the caller's side ------------------------------------------------------------------------------------------
+
+    def start(self, timeout_s: float = 600.0) -> None:
+        """Start engine and servers.
+
+        Raises:
+            ArenaError: whatever kept them from starting.
+        """
+        self._thread.start()
+        self._ready.result(timeout_s)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Begin to play groups for training; they come back from `drain`."""
+        self._check_alive()
+        for job in jobs:
+            self._loop.call_soon_threadsafe(self._spawn, job)
+
+    def drain(self, wait_s: float) -> list[EpisodeGroup]:
+        """Groups that have finished since the last call; waits up to ``wait_s`` for the first.
+
+        Raises:
+            ArenaError: the loop has died, with its cause.
+        """
+        with self._changed:
+            if not self._finished and self._error is None:
+                self._changed.wait(wait_s)
+            done, self._finished = self._finished, []
+        if not done:
+            self._check_alive()
+        return done
+
+    def run(self, jobs: Sequence[Job], timeout_s: float) -> list[EpisodeGroup]:
+        """Play groups apart from training, in order, unscored by the tournament (evaluation)."""
+
+        async def play_all() -> list[EpisodeGroup]:
+            return list(await asyncio.gather(*(self._play_group(job) for job in jobs)))
+
+        return self.call(play_all(), timeout_s)
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Run a coroutine on the loop and wait for it.
+
+        Raises:
+            DeadlineExceeded: it took longer.
+        """
+        try:
+            self._check_alive()
+        except BaseException:
+            coroutine.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeout:
+            future.cancel()
+            raise DeadlineExceeded(f"the rollout loop of {self.engine.engine_id} did not answer within {timeout_s:g} s") from None
+
+    def close(self, timeout_s: float = 20.0) -> None:
+        """Stop episodes, servers and engine. May be called twice."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(timeout_s)
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise EngineUnavailable(f"the rollout loop of {self.engine.engine_id} died: {self._error}") from self._error
+        if not self._thread.is_alive():
+            raise EngineUnavailable(f"the rollout loop of {self.engine.engine_id} is not running")
+
+    # -- the loop's side --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._main())
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._loop.close()
+
+    async def _main(self) -> None:
+        self._hub = ServerHub()
+        try:
+            await self.engine.start()
+            self._player = EpisodePlayer(self.engine, self.renderer, self.taskset, self._hub, self.limits)
+            self._slots = asyncio.Semaphore(self.limits.max_episodes)
+            self._ready.set_result(None)
+            await self._stop.wait()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._hub.aclose()
+            await self.engine.shutdown()
+
+    def _spawn(self, job: Job) -> None:
+        task = self._loop.create_task(self._play_and_score(job), name=job.group_id)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._fail(task.exception())
+            self._stop.set()
+
+    def _fail(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+        if not self._ready.done():
+            self._ready.set_exception(error if isinstance(error, ArenaError) else EngineUnavailable(f"{type(error).__name__}: {error}"))
+
+    async def _play_and_score(self, job: Job) -> None:
+        started = time.monotonic()
+        group = await self._score_group(await self._play_group(job))
+        with self._changed:
+            self._finished.append(replace(group, seconds=time.monotonic() - started))
+            self._changed.notify_all()
+
+    async def _play_group(self, job: Job) -> EpisodeGroup:
+        async with asyncio.TaskGroup() as group:
+            attempts = [group.create_task(self._play_one(job, member)) for member in range(job.group_size)]
+        return EpisodeGroup(
+            group_id=job.group_id, task=job.task, episodes=tuple(a.result() for a in attempts), version=job.version
+        )
+
+    async def _play_one(self, job: Job, member: int) -> Episode:
+        async with self._slots:
+            return await self._player.play(job, member)

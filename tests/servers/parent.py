@@ -1,0 +1,36 @@
+"""A process with open sessions, to be killed: prints its descendants as JSON, then waits. ``parent.py [fork]``.
+
+With "fork" it first makes a copy of itself that holds copies of every pipe and socket and stays alive.
+"""
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from arenarl.mcp import McpSession, ServerSpec
+
+SERVER = shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("faulty.py")), "--start", "family"])
+
+
+async def main() -> None:
+    sessions = []
+    for n in range(2):
+        spec = ServerSpec(name=f"s{n}", command="sh", args=("-c", f"{SERVER}; true"))
+        sessions.append(await McpSession(spec).start())
+    family = [child.pid for child in psutil.Process().children(recursive=True)]
+    copy = 0
+    if "fork" in sys.argv:
+        copy = os.fork()
+        if copy == 0:
+            time.sleep(1000)  # noqa: ASYNC251
+    print(json.dumps({"family": family, "copy": copy}), flush=True)
+    await asyncio.sleep(1000)
+
+
+asyncio.run(main())

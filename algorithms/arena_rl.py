@@ -36,14 +36,19 @@ class ArenaRL(AgentAlgorithm):
             return await judge.compare(group.task, players[i], players[j])
 
         tournament = await run_tournament(
-            config.topology, len(players), compare, estimator=config.estimator, seed=derive_seed(config.seed, group.group_id)
+            config.topology,
+            len(players),
+            compare,
+            estimator=config.estimator,
+            seed=derive_seed(config.seed, group.group_id),
         )
         members = [player.member for player in players]
         return Scores(
             rewards=_by_member(members, tournament.rewards.tolist(), len(group.episodes)),
             advantages=_by_member(members, tournament.advantages.tolist(), len(group.episodes)),
             games=tuple(
-                Game(i=members[g.i], j=members[g.j], round=g.round, result=g.result, seconds=g.seconds) for g in tournament.games
+                Game(i=members[g.i], j=members[g.j], round=g.round, result=g.result, seconds=g.seconds)
+                for g in tournament.games
             ),
         )
 
@@ -77,7 +82,9 @@ class ArenaRLConfig(AgentConfig):
         super().validate()
         resolve(self.topology, self.estimator)
         if self.group_size < 2:
-            raise ConfigError(f"group_size={self.group_size} leaves a tournament nobody to compare: set group_size to 2 or more")
+            raise ConfigError(
+                f"group_size={self.group_size} leaves a tournament nobody to compare: set group_size to 2 or more"
+            )
         if self.topology == "anchor" and not self.greedy_anchor:
             raise ConfigError("topology='anchor' compares all members with a greedy one: set greedy_anchor=True")
 

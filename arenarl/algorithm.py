@@ -44,7 +44,7 @@ class Scores:
     games: tuple[Game, ...] = ()
 
 
-class Interrupted(Exception):  # noqa: N818 - a request, not an error
+class Interrupted(Exception):
     """The user asked to stop; the last finished step stands."""
 
 
@@ -95,7 +95,9 @@ class AgentAlgorithm(Algorithm):
             learned = self.learner_group.update(batch)
         with clock("push"):
             pushed = self._push()
-        self._record(groups, group_metrics(groups) | learner_metrics(learned, batch.stats) | pushed | clock.metrics(groups))
+        self._record(
+            groups, group_metrics(groups) | learner_metrics(learned, batch.stats) | pushed | clock.metrics(groups)
+        )
 
     def _collect(self) -> list[EpisodeGroup]:
         """The next ``groups_per_step`` finished groups, oldest first.
@@ -185,7 +187,13 @@ class AgentAlgorithm(Algorithm):
         """One attempt at each task with the current weights, apart from training; in the order of the tasks."""
         runners, timeout = max(1, num_remote_runners(self)), self.config.stall_timeout_s
         jobs = [
-            Job(group_id=f"{name}-{n:04d}", task=t, group_size=1, sampling=self.config.sampling_params(), seed=derive_seed(seed, n))
+            Job(
+                group_id=f"{name}-{n:04d}",
+                task=t,
+                group_size=1,
+                sampling=self.config.sampling_params(),
+                seed=derive_seed(seed, n),
+            )
             for n, t in enumerate(tasks)
         ]
         hands = [jobs[k::runners] for k in range(runners)]
@@ -244,7 +252,11 @@ class AgentAlgorithm(Algorithm):
             self.tracker.log_metrics(self.learner_steps, metrics)
             for group in groups[: self.config.traces_per_step]:
                 self.tracker.log_episode_trace(
-                    group.episodes[-1], group, reward=group.rewards[-1], advantage=group.advantages[-1], step=self.learner_steps
+                    group.episodes[-1],
+                    group,
+                    reward=group.rewards[-1],
+                    advantage=group.advantages[-1],
+                    step=self.learner_steps,
                 )
 
     def save_pretrained(self, path: str) -> None:

@@ -77,7 +77,7 @@ class AsyncToolEnv:
         hub: hands out server sessions; one of its own if None, closed with the environment.
         max_turns: assistant messages before the episode is truncated; the task set's if None.
         max_result_chars: a longer tool result is cut in the middle.
-        episode_timeout: seconds from `reset`; calls that would start later fail the episode.
+        episode_timeout: seconds from the end of `reset`; a call that is not answered by then fails the episode.
         split: which tasks `reset` draws from.
 
     Raises:
@@ -146,13 +146,13 @@ class AsyncToolEnv:
         self._release()
         self._clear(self._pick(seed, dict(options or {})))
         assert self.task is not None
-        self._deadline = asyncio.get_running_loop().time() + self.episode_timeout
         self._messages = [
             {"role": "system", "content": self.taskset.system_prompt},
             {"role": "user", "content": self.task.prompt},
         ]
         try:
             self.tools = ToolSet(await self._start_servers())
+            self._deadline = asyncio.get_running_loop().time() + self.episode_timeout
         except BaseException as error:
             self.error = error
             self._finish(Outcome.FAILED, "start_failed")
@@ -204,7 +204,12 @@ class AsyncToolEnv:
             self._judge(Outcome.SCORED, "")
             return self._result([], [])
         first = len(self._messages)
-        if failure := await self._run_calls(calls, turn):
+        try:
+            failure = await self._run_calls(calls, turn)
+        except asyncio.CancelledError:
+            self._finish(Outcome.FAILED, "cancelled")  # a call may be half done: nobody may go on from here
+            raise
+        if failure:
             self._finish(Outcome.FAILED, failure)
         elif self._turns >= self.max_turns:
             self.truncate("turns")
@@ -265,8 +270,8 @@ class AsyncToolEnv:
 
     async def _session(self, server: str) -> McpSession | None:
         """The session to call; a shared server that died since is leased again. The failed call is not repeated."""
-        session = self._sessions[server]
-        if session.spec.scope == "shared" and session.dead is not None:
+        session = self._sessions.get(server)
+        if session is not None and session.spec.scope == "shared" and session.dead is not None:
             self._hub_or_new().release(self._sessions.pop(server))
             try:
                 session = self._sessions[server] = await self._lease(session.spec)

@@ -37,7 +37,9 @@ def parse_tool_calls(text: str, first_id: int = 0) -> tuple[str, tuple[ToolCall,
         (prose without thoughts and calls, calls with ids ``call_{first_id}``, ...).
     """
     spoken = _THINK.sub("", text)
-    calls = tuple(_parse_call(m.group(1), bool(m.group(2)), f"call_{first_id + n}") for n, m in enumerate(_CALL.finditer(spoken)))
+    calls = tuple(
+        _parse_call(m.group(1), bool(m.group(2)), f"call_{first_id + n}") for n, m in enumerate(_CALL.finditer(spoken))
+    )
     return _CALL.sub("", spoken).strip(), calls
 
 
@@ -84,7 +86,9 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         if not tokenizer.chat_template:
-            raise ConfigError(f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use an instruct model")
+            raise ConfigError(
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use an instruct model"
+            )
         if tokenizer.eos_token is None:
             raise ConfigError(f"the tokenizer of {tokenizer.name_or_path!r} has no eos token; set one that ends a turn")
         self.tokenizer = tokenizer
@@ -94,7 +98,9 @@ class ChatRenderer:
         text, foreign = self._render(messages, tools, add_generation_prompt=True)
         return self._encode(text, foreign)
 
-    def glue(self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int] | None:
+    def glue(
+        self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[dict[str, Any]]
+    ) -> list[int] | None:
         """Token ids between the stop token of the last assistant turn and the next generation prompt.
 
         Args:
@@ -118,7 +124,9 @@ class ChatRenderer:
         ids = list(token_ids[:-1] if token_ids and token_ids[-1] == eos else token_ids)
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, add_generation_prompt: bool) -> tuple[str, list[str]]:
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, add_generation_prompt: bool
+    ) -> tuple[str, list[str]]:
         """Template text in which every foreign content is replaced by a mark, and the contents in order.
 
         Assistant text stays in place: the template must see it, so that a template that rewrites it is found out.

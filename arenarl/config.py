@@ -111,7 +111,9 @@ class AgentConfig(AlgorithmConfig):
         self.log_level = "ERROR"
         self.enable_rl_module_and_learner = True
         self.enable_env_runner_and_connector_v2 = True
-        from arenarl.env_runner import AgentEnvRunner  # the runner's base class needs AlgorithmConfig: a cycle at the top
+        from arenarl.env_runner import (
+            AgentEnvRunner,
+        )  # the runner's base class needs AlgorithmConfig: a cycle at the top
 
         self.env_runner_cls = AgentEnvRunner
 
@@ -158,7 +160,9 @@ class AgentConfig(AlgorithmConfig):
         """
         for name in config_dict:
             if not is_config_key(self, name):
-                raise ConfigError(unknown_key(name, [k for k in vars(self) if not k.startswith("_")], type(self).__name__))
+                raise ConfigError(
+                    unknown_key(name, [k for k in vars(self) if not k.startswith("_")], type(self).__name__)
+                )
         return super().update_from_dict(dict(config_dict))
 
     # -- checks -----------------------------------------------------------------------------------------------------
@@ -184,7 +188,9 @@ class AgentConfig(AlgorithmConfig):
             if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
                 raise ConfigError(f"{name}={value!r} must be a positive number")
         if not isinstance(self.max_staleness, int) or self.max_staleness < 0:
-            raise ConfigError(f"max_staleness={self.max_staleness!r} must be 0 (synchronous) or a positive number of versions")
+            raise ConfigError(
+                f"max_staleness={self.max_staleness!r} must be 0 (synchronous) or a positive number of versions"
+            )
         self.engine_config()
         self.learner_spec()
 
@@ -230,7 +236,10 @@ class AgentConfig(AlgorithmConfig):
             "num_cpus_per_env_runner", "num_gpus_per_env_runner", "num_cpus_per_learner", "num_gpus_per_learner",
             "evaluation_interval", "evaluation_duration",
         ]  # fmt: skip
-        return {"algorithm": getattr(self.algo_class, "__name__", ""), **{n: getattr(self, n) for n in (*theirs, *ours)}}
+        return {
+            "algorithm": getattr(self.algo_class, "__name__", ""),
+            **{n: getattr(self, n) for n in (*theirs, *ours)},
+        }
 
     # -- RLlib's extension points -------------------------------------------------------------------------------------
 
@@ -260,18 +269,18 @@ def unknown_key(name: str, known: list[str], where: str) -> str:
 
 
 def taskset_path(env: str) -> str:
-    """"module:Class" of the task set behind an environment name; a Gymnasium id is looked up in its registry."""
+    """ "module:Class" of the task set behind an environment name; a Gymnasium id is looked up in its registry."""
     if not isinstance(env, str):
         raise ConfigError(f"environment {env!r} must be a string: 'module:TaskSetClass' or a Gymnasium id")
     if "/" not in env or ":" in env:
         return env
     import gymnasium
+    from gymnasium.envs.registration import load_env_creator
 
     try:
-        cls = gymnasium.envs.registration.load_env_creator(str(gymnasium.spec(env).entry_point))
-    except gymnasium.error.Error as error:
-        raise ConfigError(f"environment {env!r}: {error}") from None
-    return cls.taskset
+        return load_env_creator(str(gymnasium.spec(env).entry_point)).taskset_path
+    except (gymnasium.error.Error, AttributeError) as error:
+        raise ConfigError(f"environment {env!r} names no task set: {error}; give 'module:TaskSetClass'") from None
 
 
 def load_object(path: str, what: str, /, **kwargs: Any) -> Any:
@@ -287,4 +296,3 @@ def load_object(path: str, what: str, /, **kwargs: Any) -> Any:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{what} {path!r} cannot be built: {error}; give 'module:Name'") from error
-

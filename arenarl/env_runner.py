@@ -44,7 +44,9 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
             episode_timeout_s=self.config.episode_timeout_s, max_episodes=self.config.max_episodes,
         )  # fmt: skip
         engine = VLLMEngine(self.config.engine_config(), engine_id=f"engine-{self.worker_index or 0}")
-        self.loop = RolloutLoop(engine, load_renderer(self.config.model_path), self.taskset, scorer(self.config), limits)
+        self.loop = RolloutLoop(
+            engine, load_renderer(self.config.model_path), self.taskset, scorer(self.config), limits
+        )
         self.loop.start()
 
     # -- training ---------------------------------------------------------------------------------------------------
@@ -90,7 +92,10 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
         count = num_episodes or self.config.group_size
         tasks = self.taskset.tasks("train", count, seed=self.version)
         sampling = self.config.sampling_params()
-        jobs = [Job(group_id=f"sample-{self.version}-{n}", task=t, group_size=1, sampling=sampling) for n, t in enumerate(tasks)]
+        jobs = [
+            Job(group_id=f"sample-{self.version}-{n}", task=t, group_size=1, sampling=sampling)
+            for n, t in enumerate(tasks)
+        ]
         return [e for group in self.loop.run(jobs, self.config.stall_timeout_s) for e in group.episodes]
 
     def assert_healthy(self) -> None:

@@ -1,17 +1,17 @@
 """One root exception, one picklable class per boundary, and `boundary()` to attribute what escapes.
 
-    ArenaError
-    ├── ConfigError          a user's value is wrong: names the value and the remedy; the command line exits with 2
-    ├── McpServerError       a tool server would not start, died, or spoke nonsense
-    ├── EnvError             an environment could not set up or judge an episode
-    ├── EngineError          the inference engine
-    │   ├── InvalidRequest       do not retry
-    │   ├── DeadlineExceeded     a wait had an end and it came
-    │   ├── EngineUnavailable    dead or suspect: rebuild before use
-    │   └── WeightUpdateFailed   the engine is poisoned until a full reload succeeds
-    ├── JudgeError           a judge answered with something that is no verdict
-    ├── LearnerError         the learner group lost a rank or saw a non-finite loss
-    └── CanaryError          engine and learner disagree about the weights after a push
+ArenaError
+├── ConfigError          a user's value is wrong: names the value and the remedy; the command line exits with 2
+├── McpServerError       a tool server would not start, died, or spoke nonsense
+├── EnvError             an environment could not set up or judge an episode
+├── EngineError          the inference engine
+│   ├── InvalidRequest       do not retry
+│   ├── DeadlineExceeded     a wait had an end and it came
+│   ├── EngineUnavailable    dead or suspect: rebuild before use
+│   └── WeightUpdateFailed   the engine is poisoned until a full reload succeeds
+├── JudgeError           a judge answered with something that is no verdict
+├── LearnerError         the learner group lost a rank or saw a non-finite loss
+└── CanaryError          engine and learner disagree about the weights after a push
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Tried with Ray 2.60. `tests/` has a test for every name here, so that a new Ray 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
@@ -24,6 +25,9 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T")
+
+# Every algorithm is told at every start that it uses the new API stack.
+logging.getLogger("ray.rllib.algorithms.algorithm_config").setLevel(logging.ERROR)
 
 
 class _UnbuiltModule(RLModule):

@@ -109,7 +109,9 @@ def derive_seed(*key: object) -> int:
 class EpisodePlayer:
     """Plays one episode: engine and environment take turns on one token record."""
 
-    def __init__(self, engine: Engine, renderer: ChatRenderer, taskset: TaskSet, hub: ServerHub, limits: RolloutLimits) -> None:
+    def __init__(
+        self, engine: Engine, renderer: ChatRenderer, taskset: TaskSet, hub: ServerHub, limits: RolloutLimits
+    ) -> None:
         self.engine, self.renderer, self.taskset, self.hub, self.limits = engine, renderer, taskset, hub, limits
 
     async def play(self, job: Job, member: int) -> Episode:
@@ -266,7 +268,9 @@ class RolloutLoop:
             return future.result(timeout_s)
         except FutureTimeout:
             future.cancel()
-            raise DeadlineExceeded(f"the rollout loop of {self.engine.engine_id} did not answer within {timeout_s:g} s") from None
+            raise DeadlineExceeded(
+                f"the rollout loop of {self.engine.engine_id} did not answer within {timeout_s:g} s"
+            ) from None
 
     def close(self, timeout_s: float = 20.0) -> None:
         """Stop episodes, servers and engine. May be called twice."""
@@ -322,7 +326,9 @@ class RolloutLoop:
             self._error = self._error or error
             self._changed.notify_all()
         if not self._ready.done():
-            self._ready.set_exception(error if isinstance(error, ArenaError) else EngineUnavailable(f"{type(error).__name__}: {error}"))
+            self._ready.set_exception(
+                error if isinstance(error, ArenaError) else EngineUnavailable(f"{type(error).__name__}: {error}")
+            )
 
     async def _play_and_score(self, job: Job) -> None:
         started = time.monotonic()

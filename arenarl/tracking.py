@@ -169,13 +169,17 @@ def clean_name(name: str) -> str:
 
 
 def ui_command(tracking_uri: str) -> str:
-    """The shell command that opens the MLflow pages of a store. Paths under the working directory are shortened."""
+    """The shell command that opens the MLflow pages of a store. Paths under the working directory are shortened.
+
+    MLflow's server would also start seven processes that wait for evaluation jobs; they are left out.
+    """
     here = f"{Path.cwd()}{os.sep}"
     python = shlex.quote(sys.executable.removeprefix(here))
     if tracking_uri.startswith(("http://", "https://")):
         return f"{python} -m webbrowser {shlex.quote(tracking_uri)}"
     store = tracking_uri.replace(f"sqlite:///{here}", "sqlite:///")
-    return f"{python} -m mlflow ui --workers 1 --backend-store-uri {shlex.quote(store)}"
+    command = f"{python} -m mlflow ui --workers 1 --backend-store-uri {shlex.quote(store)}"
+    return f"MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false {command}"
 
 
 class MLflowTracker:
@@ -275,6 +279,7 @@ class MLflowTracker:
 
     def _work(self) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         while (job := self._queue.get()) is not None and not self._stop.is_set():

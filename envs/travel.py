@@ -44,7 +44,9 @@ from arenarl.rubric import Checklist, ChecklistItem
 from arenarl.types import Task, ToolEvent, Trajectory
 
 KINDS = ("search", "direction", "compare", "one_day", "multi_day")
-SYSTEM_PROMPT = "You plan trips. Call tools, then answer in lines such as 'cafe: Lotus, 12 usd'. Quote only tool results."
+SYSTEM_PROMPT = (
+    "You plan trips. Call tools, then answer in lines such as 'cafe: Lotus, 12 usd'. Quote only tool results."
+)
 WISHES = {"best": "best rated", "cheap": "cheapest", "fast": "fastest"}
 
 
@@ -224,7 +226,7 @@ class TravelTasks:
             raise ConfigError(f"split {split!r} is unknown; use 'train' or 'heldout'")
         rng = random.Random(f"tasks/{split}/{seed}")
         tasks: dict[str, Task] = {}
-        for attempt in range(20 * count + 20):
+        for _ in range(20 * count + 20):
             if len(tasks) == count:
                 return list(tasks.values())
             task = self._task(KINDS[len(tasks) % len(KINDS)], split, rng)
@@ -233,6 +235,10 @@ class TravelTasks:
 
     def checklist(self, task: Task) -> Checklist:
         return checklist(task)
+
+    def quality(self, task: Task, trajectory: Trajectory) -> float:
+        """The verifier of evaluations, which training never sees: `outcome_quality`."""
+        return outcome_quality(task, trajectory, self.world)
 
     def _task(self, kind: str, split: Split, rng: random.Random) -> Task:
         prompt, needs, extra = getattr(self, f"_{kind}")(rng, self.world.split(split))
@@ -263,7 +269,11 @@ class TravelTasks:
             Need(label="flight", tool="search_flights", arguments=arguments, wish="cheap"),
             Need(label="train", tool="search_train_tickets", arguments=arguments, wish="cheap"),
         ]
-        return f"Compare the cheapest flight and train from {origin} to {destination} on {day}.", needs, {"take": "cheapest"}
+        return (
+            f"Compare the cheapest flight and train from {origin} to {destination} on {day}.",
+            needs,
+            {"take": "cheapest"},
+        )
 
     def _one_day(self, rng: random.Random, cities: list[str]) -> tuple[str, list[Need], dict[str, Any]]:
         city, day = rng.choice(cities), rng.choice(DAYS)
@@ -290,7 +300,9 @@ class TravelTasks:
         rides = self.world.flights(origin, city, day) if label == "flight" else self.world.trains(origin, city, day)
         stays = [[p.usd for p in self.world.search(city, c)] for c in ("hotel", category)]
         budget = self._budget(rng, [[r.usd for r in rides], *stays, [self.world.event(city).usd]])
-        prompt = f"Plan 2 days in {city} from {origin} on {day}: {label}, hotel, {category}, event. Budget {budget} usd."
+        prompt = (
+            f"Plan 2 days in {city} from {origin} on {day}: {label}, hotel, {category}, event. Budget {budget} usd."
+        )
         return prompt, needs, {"budget": budget}
 
     def _trip(self, rng: random.Random, cities: list[str]) -> tuple[str, str, str]:
@@ -356,6 +368,8 @@ def world_rows(world: World, need: Need) -> list[dict[str, str]]:
 
 class TravelEnv(ToolGymEnv):
     """``gymnasium.make("arenarl/Travel-v0")``: see the module docstring."""
+
+    taskset_path = "arenarl.envs.travel:TravelTasks"
 
     def __init__(self, seed: int = 0, **kwargs: Any) -> None:
         super().__init__(TravelTasks(seed), **kwargs)

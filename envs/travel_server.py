@@ -22,7 +22,9 @@ def _known(kind: str, value: str, options: Collection[str]) -> str:
     by_lower = {option.lower(): option for option in options}
     if value.strip().lower() in by_lower:
         return by_lower[value.strip().lower()]
-    near = [by_lower[n] for n in difflib.get_close_matches(value.lower(), by_lower, n=3, cutoff=0.5)] or sorted(options)[:5]
+    near = [by_lower[n] for n in difflib.get_close_matches(value.lower(), by_lower, n=3, cutoff=0.5)] or sorted(
+        options
+    )[:5]
     raise ToolError(f"unknown {kind} {value!r}; did you mean {', '.join(near)}?")
 
 

@@ -141,7 +141,9 @@ class World:
     def around(self, city: str, place: str, category: str) -> list[tuple[int, Place]]:
         """(distance in hundreds of metres, place) for the places of a category, nearest first."""
         origin = self.places(city)[place]
-        near = [(max(1, round(10 * math.dist((origin.x, origin.y), (p.x, p.y)))), p) for p in self.search(city, category)]
+        near = [
+            (max(1, round(10 * math.dist((origin.x, origin.y), (p.x, p.y)))), p) for p in self.search(city, category)
+        ]
         return sorted(((d, p) for d, p in near if p.name != place), key=lambda found: (found[0], found[1].name))
 
     def routes(self, city: str, origin: str, destination: str) -> list[Ride]:
@@ -168,7 +170,9 @@ class World:
     def trains(self, origin: str, destination: str, day: str) -> list[Ride]:
         return self._timetable("trains", origin, destination, day, base_minutes=10, km_per_minute=3.0)
 
-    def _timetable(self, kind: str, origin: str, destination: str, day: str, base_minutes: int, km_per_minute: float) -> list[Ride]:
+    def _timetable(
+        self, kind: str, origin: str, destination: str, day: str, base_minutes: int, km_per_minute: float
+    ) -> list[Ride]:
         rng = self._rng(kind, origin, destination, day)
         numbers, fares = rng.sample(range(10, 99), 2), rng.sample(range(20, 99), 2)
         base = base_minutes + self.distance_km(origin, destination) / km_per_minute
@@ -185,4 +189,6 @@ class World:
         """The one event of the week: a place of the city with a price of its own."""
         rng = self._rng("event", city)
         place = rng.choice([p for p in self.places(city).values() if p.category != "hotel"])
-        return Place(name=place.name, category="event", usd=rng.randint(4, 40), rating=place.rating, x=place.x, y=place.y)
+        return Place(
+            name=place.name, category="event", usd=rng.randint(4, 40), rating=place.rating, x=place.x, y=place.y
+        )

@@ -156,6 +156,24 @@ def test_double_elimination_gives_everybody_a_second_game():
     assert result.ranks[[7, 6]].tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_double_elimination_ranks_by_the_round_of_the_second_defeat(seed):
+    result = play("double_elimination", 8, by_quality(range(8)), seed=seed)
+    out = {k: max(g.round for g in result.games if k in (g.i, g.j)) for k in range(6)}
+    levels = {k: round(result.scores[k]) for k in out}
+    assert sorted(out.values()) == [1, 1, 2, 2, 3, 4]
+    assert [levels[k] for k in sorted(out, key=out.get)] == [0, 0, 1, 1, 2, 3]
+    met = [frozenset((g.i, g.j)) for g in result.games if g.round <= 2]
+    assert len(set(met)) == len(met)  # those who drop into the lower bracket meet strangers there
+
+
+def test_a_player_without_a_seeding_game_is_seeded_in_the_middle():
+    result = play("seeded_elimination", 8, by_quality([0, 7, 6, 5, 4, 3, 2, 1], lost={(0, 4)}))
+    first = [{g.i, g.j} for g in result.games if g.round == 1]
+    assert {0, 1} in first  # the best seed against the worst, neither of them player 4
+    assert result.ranks[4] in (2, 3)
+
+
 @given(st.integers(2, 20), st.integers(0, 2**32 - 1))
 @settings(max_examples=40, deadline=None)
 def test_swiss_never_repeats_a_pair_and_byes_rotate(n, seed):

@@ -135,6 +135,7 @@ MISTAKES = [  # assistant text, kind, part of the observation
     ('<tool_call>{"name": "echo", "arguments": {"n": NaN}}</tool_call>', "parse_error", "NaN"),
     (call("ecko", text="x"), "unknown_tool", "no tool is called 'ecko'; tools: echo"),
     (call("echo", text=5), "invalid_args", "5 is not of type 'string' (at text)"),
+    (call("echo", deep=json.loads("[" * 300 + "]" * 300)), "invalid_args", "nested more than 64 levels deep"),
     (call("bad_args"), "invalid_args", "text is missing"),
     (call("error_result"), "tool_error", "no such city"),
 ]
@@ -287,6 +288,7 @@ async def test_cancelled_step_leaves_nothing_behind(hub: ServerHub):
     step.cancel()
     with pytest.raises(asyncio.CancelledError):
         await step
+    assert (env.outcome, env.detail) == (Outcome.FAILED, "cancelled")
     await env.aclose()
     await env.aclose()
 

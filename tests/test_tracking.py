@@ -285,7 +285,8 @@ def test_long_text_is_cut_with_a_mark() -> None:
 def test_the_ui_command_names_the_store(tmp_path: Path) -> None:
     with contextlib.chdir(tmp_path):
         words = shlex.split(ui_command(f"sqlite:///{tmp_path}/my runs/mlflow.db"))
-    assert words[1:] == ["-m", "mlflow", "ui", "--workers", "1", "--backend-store-uri", "sqlite:///my runs/mlflow.db"]
+    assert words[0] == "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false"
+    assert words[2:] == ["-m", "mlflow", "ui", "--workers", "1", "--backend-store-uri", "sqlite:///my runs/mlflow.db"]
     assert shlex.split(ui_command("sqlite:////else/where.db"))[-1] == "sqlite:////else/where.db"
     assert ui_command("http://host:5000").endswith(" -m webbrowser http://host:5000")
 

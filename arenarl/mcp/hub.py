@@ -94,6 +94,7 @@ class ServerHub:
         self._sessions.add(session)
         try:
             async with self._width:
+                self._check_usable()
                 return await session.start()
         except BaseException:
             self._retire(session)

@@ -17,6 +17,7 @@ from arenarl.types import ToolResult
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_NAME = 64
+_MAX_ARGUMENT_DEPTH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,10 +243,8 @@ def argument_problem(schema_json: str, arguments: Mapping[str, Any]) -> str | No
 
     A schema that is itself broken, or refers to something that cannot be had, accepts everything: its server decides.
     """
-    try:
-        json.dumps(arguments, allow_nan=False)
-    except (ValueError, TypeError, RecursionError):
-        return "the arguments hold a value that JSON cannot carry (NaN, Infinity, or nested or long beyond measure)"
+    if (problem := json_problem(arguments)) is not None:
+        return problem
     validator = _validator(schema_json)
     if validator is None:
         return None
@@ -262,6 +261,25 @@ def argument_problem(schema_json: str, arguments: Mapping[str, Any]) -> str | No
         return f"missing required argument{'s'[: len(missing) > 1]}: {', '.join(map(str, missing))}{_where(error.absolute_path)}"
     message = " ".join(str(error.message).split())
     return f"{message[:300]}{_where(error.absolute_path)}"
+
+
+def json_problem(arguments: Mapping[str, Any]) -> str | None:
+    """Why arguments cannot be sent as JSON, in one line, or None."""
+    if _deeper_than(arguments, _MAX_ARGUMENT_DEPTH):
+        return f"the arguments are nested more than {_MAX_ARGUMENT_DEPTH} levels deep"
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except (ValueError, TypeError):
+        return "the arguments hold a value that JSON cannot carry (NaN, Infinity, or a number of thousands of digits)"
+    return None
+
+
+def _deeper_than(value: Any, levels: int) -> bool:
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return False
+    return levels == 0 or any(_deeper_than(item, levels - 1) for item in value)
 
 
 def _where(path: Iterable[str | int]) -> str:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from arenarl.errors import ArenaError, McpServerError
 from arenarl.mcp.config import ServerSpec
-from arenarl.mcp.schema import ToolSpec, clean_json, clean_text, result_text
+from arenarl.mcp.schema import ToolSpec, clean_json, clean_text, json_problem, result_text
 from arenarl.mcp.wire import TOO_LARGE, UNREADABLE
 from arenarl.types import ToolResult, ToolResultKind
 
 if TYPE_CHECKING:
     from mcp import Client
+    from mcp.types import CallToolResult
 
     from arenarl.mcp.transport import StdioTransport
 
@@ -122,6 +123,8 @@ class McpSession:
         if self._client is None or self._owner is None or self.dead is not None:
             await asyncio.sleep(0)  # a caller that loops stays cancellable
             return "server_dead", _TEXT["server_dead"], None
+        if (problem := json_problem(arguments)) is not None:
+            return "invalid_args", f"Error: {problem}.", None
         request = asyncio.create_task(self._client.session.call_tool(tool, clean_json(arguments)))
         self._calls.add(request)
         request.add_done_callback(self._forget)
@@ -137,8 +140,13 @@ class McpSession:
             return "server_dead", _TEXT["server_dead"], None
         if (error := request.exception()) is not None:
             return self._failure(tool, error)
+        try:
+            return self._success(request.result())
+        except RecursionError as error:
+            return self._failure(tool, error)
+
+    def _success(self, result: CallToolResult) -> tuple[ToolResultKind, str, Any]:
         self.answered += 1
-        result = request.result()
         blocks = [block.model_dump(mode="json", by_alias=True) for block in result.content]
         text, structured = result_text(blocks, result.structured_content), result.structured_content
         if result.is_error:

@@ -97,28 +97,30 @@ class Inbox:
             value = json.loads(line.decode("utf-8", "replace"), parse_constant=lambda _: None)
             if b"\\u" in line:
                 value = clean_json(value)
+            items = value if isinstance(value, list) else [value]
+            messages = [self._message(item) if isinstance(item, dict) else None for item in items]
         except (ValueError, RecursionError):
             self._note(line)
             if _OBJECT.match(line.lstrip()):
                 yield from self._fail(line, UNREADABLE, "the answer is not valid JSON")
             return
-        for item in value if isinstance(value, list) else [value]:
-            message = self._message(item) if isinstance(item, dict) else None
-            if message is None:
-                self._note(line)
-            else:
-                yield message
+        if None in messages:
+            self._note(line)
+        yield from filter(None, messages)
 
     def _message(self, item: Message) -> Message | None:
         if "method" in item:
             return item if item.get("jsonrpc") == "2.0" else None
         key = _key(item.get("id"))
-        method = self._waiting.pop(key, None) if key is not None else None
-        if method is None:  # late, given twice, or no answer at all
+        method = self._waiting.get(key) if key is not None else None
+        if key is None or method is None:  # late, given twice, or no answer at all
             return None
         if item.get("error") is not None:
-            return {"jsonrpc": "2.0", "id": key, "error": _repair_error(item["error"])}
-        return {"jsonrpc": "2.0", "id": key, "result": repair_result(method, item.get("result"))}
+            answer = {"jsonrpc": "2.0", "id": key, "error": _repair_error(item["error"])}
+        else:
+            answer = {"jsonrpc": "2.0", "id": key, "result": repair_result(method, item.get("result"))}
+        del self._waiting[key]
+        return answer
 
     def _fail(self, line: bytes, code: int, reason: str) -> Iterator[Message]:
         """An error for the call that a broken line most likely answers: the one it names, or the only one waiting."""

@@ -141,7 +141,9 @@ def drill(rng: random.Random, vocabulary: list[str]) -> tuple[str, str]:
     """(context, continuation to learn) of one copy drill: repeat a list, look a row up, or pick by a number."""
     kind = rng.random()
     if kind < 0.4:
-        items = [rng.choice(vocabulary) if rng.random() < 0.7 else str(rng.randint(1, 99)) for _ in range(rng.randint(6, 16))]
+        items = [
+            rng.choice(vocabulary) if rng.random() < 0.7 else str(rng.randint(1, 99)) for _ in range(rng.randint(6, 16))
+        ]
         text = ", ".join(items)
         return f"{text}\n", text
     names = rng.sample(vocabulary, rng.randint(2, 6))

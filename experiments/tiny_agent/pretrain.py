@@ -54,7 +54,10 @@ def tool_schemas() -> list[dict]:
     """The tools as the template sees them; only names and argument names matter to it."""
     parameters = {name: inspect.signature(getattr(TravelTools, name)).parameters for name in TOOLS}
     return [
-        {"type": "function", "function": {"name": n, "parameters": {"properties": {a: {} for a in args if a != "self"}}}}
+        {
+            "type": "function",
+            "function": {"name": n, "parameters": {"properties": {a: {} for a in args if a != "self"}}},
+        }
         for n, args in parameters.items()
     ]
 
@@ -64,7 +67,10 @@ def make_tokenizer(texts: list[str], lexicon: list[str]) -> PreTrainedTokenizerF
     known = re.compile(rf"\b({'|'.join(map(re.escape, lexicon))})\b")
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(SPLIT), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -98,7 +104,10 @@ def encode_conversation(renderer: ChatRenderer, tools: list[dict], messages: lis
     mask = [False] * len(ids)
     at = first
     while at < len(messages):
-        said = [*renderer.tokenizer.encode(messages[at]["content"], add_special_tokens=False), renderer.tokenizer.eos_token_id]
+        said = [
+            *renderer.tokenizer.encode(messages[at]["content"], add_special_tokens=False),
+            renderer.tokenizer.eos_token_id,
+        ]
         ids, mask = ids + said, mask + [True] * len(said)
         end = next((i for i in range(at + 1, len(messages)) if messages[i]["role"] == "assistant"), None)
         if end is None:
@@ -149,7 +158,13 @@ def optimizers(model: Qwen3ForCausalLM, lr: float) -> list[torch.optim.Optimizer
     ]
 
 
-def train(model: Qwen3ForCausalLM, demos: list[Document], drills: list[Document], held: list[Document], args: argparse.Namespace) -> None:
+def train(
+    model: Qwen3ForCausalLM,
+    demos: list[Document],
+    drills: list[Document],
+    held: list[Document],
+    args: argparse.Namespace,
+) -> None:
     rng = random.Random(args.seed)
     demo_batches, drill_batches = batches(demos, args.tokens, rng), batches(drills, args.tokens // 2, rng)
     optims = optimizers(model, args.lr)
@@ -171,7 +186,10 @@ def train(model: Qwen3ForCausalLM, demos: list[Document], drills: list[Document]
             with torch.no_grad():
                 fresh = sum(float(batch_loss(model, held[i : i + 16])) for i in range(0, 64, 16)) / 4
                 copy = float(batch_loss(model, drills[:64]))
-            print(f"step {step} held-out demonstrations {fresh:.3f} drills {copy:.3f} {time.monotonic() - started:.0f} s", flush=True)
+            print(
+                f"step {step} held-out demonstrations {fresh:.3f} drills {copy:.3f} {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
         if step and step % 500 == 0:
             model.save_pretrained(args.out / "checkpoint")
 
@@ -206,10 +224,15 @@ def main() -> None:
     )  # fmt: skip
     model = Qwen3ForCausalLM(config)
     mean = sum(len(ids) for ids, _ in demos) / len(demos)
-    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}, {mean:.0f} tokens an episode", flush=True)
+    print(
+        f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}, {mean:.0f} tokens an episode",
+        flush=True,
+    )
     train(model, demos, drills, held, args)
     model.to(torch.bfloat16).save_pretrained(args.out)
-    (args.out / "training.json").write_text(json.dumps({k: str(v) for k, v in vars(args).items() if k != "out"}, indent=1) + "\n")
+    (args.out / "training.json").write_text(
+        json.dumps({k: str(v) for k, v in vars(args).items() if k != "out"}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,206 @@
+"""The command line: ``arenarl train | eval | plan | env check | arena``. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from arenarl import __version__
+from arenarl.errors import ArenaError, ConfigError
+
+if TYPE_CHECKING:
+    from arenarl.config import AgentConfig
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point. Exit code 0 done, 2 for input that is refused (one line on stderr), 1 for a run that failed, 130 stopped."""
+    arguments = _parser().parse_args(argv)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # two torch threads on two busy cores are many times slower than one
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        return arguments.run(arguments)
+    except ConfigError as error:
+        return _complain(error, BAD_INPUT)
+    except ArenaError as error:
+        from arenarl.errors import McpServerError
+
+        return _complain(error, BAD_INPUT if isinstance(error, McpServerError) else FAILED)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+
+
+def _complain(error: object, code: int) -> int:
+    print(f"arenarl: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="arenarl", description="Train tool-using agents on the ranking of a tournament."
+    )
+    parser.add_argument("--version", action="version", version=f"arenarl {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, run: Any, text: str, parent: Any = commands) -> argparse.ArgumentParser:
+        command = parent.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run)
+        return command
+
+    def experiment(command: argparse.ArgumentParser) -> None:
+        command.add_argument("experiment", help="Python file with a function config() or tuner()")
+        command.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="fields of the configuration")
+
+    train = add("train", run_train, "train, evaluate, save")
+    experiment(train)
+    train.add_argument("--run-dir", help="folder of the run (default: runs/EXPERIMENT-TIME)")
+    evaluate = add("eval", run_eval, "play the held-out tasks with a model, or with two and compare them")
+    experiment(evaluate)
+    evaluate.add_argument(
+        "--against", metavar="MODEL", help="a second model folder: the win rate is ours over this one"
+    )
+    experiment(add("plan", run_plan, "show what a run would do, and play one episode with a random agent"))
+    env = add("env", None, "environments").add_subparsers(required=True, metavar="COMMAND")
+    check = add("check", run_env_check, "check an environment: Gymnasium's own test, then a random agent", env)
+    check.add_argument("environment", help="Gymnasium id or module:TaskSetClass")
+    check.add_argument("--episodes", type=int, default=5, help="episodes of the random agent")
+    arena = add("arena", run_arena, "try a topology on players of known strength")
+    arena.add_argument("--topology", default="even_graph")
+    arena.add_argument("--estimator", default=None)
+    arena.add_argument("--players", type=int, default=8)
+    arena.add_argument(
+        "--noise", type=float, default=0.5, help="judge noise, in standard deviations of the players' strength"
+    )
+    arena.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+# -- experiments ----------------------------------------------------------------------------------------------------------
+
+
+def load_experiment(path: str) -> ModuleType:
+    """Import an experiment file. Raises ConfigError if it is missing or defines neither config() nor tuner()."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(
+            f"experiment file '{path}' does not exist; give the path of a Python file with a config() function"
+        )
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not (hasattr(module, "config") or hasattr(module, "tuner")):
+        raise ConfigError(f"experiment file '{path}' defines neither config() nor tuner(); add one")
+    return module
+
+
+def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE pairs; a value is a Python literal if it reads as one (``3e-4``, ``None``, ``{'noise': 0.1}``), else text."""
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"override {pair!r} is not of the form KEY=VALUE")
+        try:
+            values[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            values[key] = text
+    return values
+
+
+def load_config(path: str, overrides: Sequence[str]) -> AgentConfig:
+    """The configuration of an experiment with overrides, validated."""
+    module = load_experiment(path)
+    if not hasattr(module, "config"):
+        raise ConfigError(f"experiment file '{path}' has no config(); this command needs one")
+    config = module.config().update_from_dict(parse_overrides(overrides))
+    config.validate()
+    return config
+
+
+def start_ray() -> None:
+    """A cluster of our own on this machine, or the one that RAY_ADDRESS names."""
+    import logging
+
+    import ray
+
+    address = os.environ.get("RAY_ADDRESS", "local")
+    own = {"num_cpus": max(2, os.cpu_count() or 2), "include_dashboard": False} if address == "local" else {}
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **own)
+
+
+# -- commands -------------------------------------------------------------------------------------------------------------
+
+
+def run_train(arguments: argparse.Namespace) -> int:
+    module = load_experiment(arguments.experiment)
+    if hasattr(module, "tuner"):
+        if arguments.overrides:
+            raise ConfigError(
+                f"{arguments.experiment} makes a Tuner, which takes no KEY=VALUE; got {arguments.overrides[0]!r}"
+            )
+        start_ray()
+        module.tuner().fit()
+        return 0
+    config = load_config(arguments.experiment, arguments.overrides)
+    name = f"{Path(arguments.experiment).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    config.tracking(run_dir=arguments.run_dir or config.run_dir or str(Path("runs") / name))
+    from arenarl.training import train
+
+    start_ray()
+    return 0 if train(config) is not None else INTERRUPTED
+
+
+def run_eval(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from arenarl.training import evaluate_model, report_evaluation
+
+    config = load_config(arguments.experiment, arguments.overrides)
+    start_ray()
+    ours = evaluate_model(config, config.model_path)
+    theirs = evaluate_model(config, arguments.against) if arguments.against else None
+    report_evaluation(Console(), config, ours, theirs)
+    return 0
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from arenarl.plan import show_plan
+
+    show_plan(load_config(arguments.experiment, arguments.overrides), Console())
+    return 0
+
+
+def run_env_check(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from arenarl.plan import check_environment
+
+    return 0 if check_environment(arguments.environment, arguments.episodes, Console()) else FAILED
+
+
+def run_arena(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from arenarl.plan import try_topology
+
+    try_topology(
+        Console(), topology=arguments.topology, estimator=arguments.estimator, players=arguments.players,
+        noise=arguments.noise, seed=arguments.seed,
+    )  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

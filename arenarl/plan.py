@@ -1,0 +1,176 @@
+"""Looks before the leap: what a run would do, whether an environment behaves, how a topology ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import string
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from arenarl.arena import run_tournament
+from arenarl.config import AgentConfig, load_object, taskset_path
+from arenarl.env import AsyncToolEnv, TaskSet, ToolGymEnv
+from arenarl.errors import ConfigError
+from arenarl.preflight import wanted_resources
+from arenarl.types import Trajectory, Verdict
+
+EPISODE_LIMIT_S = 120.0
+
+
+def random_action(tools: Sequence[dict[str, Any]], rng: random.Random) -> str:
+    """What a random agent says: mostly a call with random text for each argument, now and then junk or an answer."""
+    if not tools or rng.random() < 0.2:
+        return rng.choice(("I do not know.", "<tool_call>{broken", "<tool_call>[]</tool_call>"))
+    function = rng.choice(tools)["function"]
+    values = {name: _random_value(schema, rng) for name, schema in function["parameters"].get("properties", {}).items()}
+    return f"<tool_call>\n{json.dumps({'name': function['name'], 'arguments': values})}\n</tool_call>"
+
+
+def _random_value(schema: dict[str, Any], rng: random.Random) -> Any:
+    if options := schema.get("enum"):
+        return rng.choice(options)
+    text = "".join(rng.choices(string.ascii_lowercase, k=6))
+    simple = {
+        "integer": rng.randint(0, 9),
+        "number": rng.random(),
+        "boolean": rng.random() < 0.5,
+        "array": [],
+        "object": {},
+    }
+    return simple.get(schema.get("type", "string"), text)
+
+
+async def play_random(taskset: TaskSet, split: str, seed: int) -> tuple[Trajectory, AsyncToolEnv]:
+    """One episode of the random agent, within `EPISODE_LIMIT_S`."""
+    rng, env = random.Random(seed), AsyncToolEnv(taskset, split=split)
+    try:
+        async with asyncio.timeout(EPISODE_LIMIT_S):
+            _, info = await env.reset(seed=seed)
+            while env.outcome is None:
+                await env.step(random_action(info["tools"], rng))
+        return env.trajectory(), env
+    finally:
+        await env.aclose()
+
+
+def show_plan(config: AgentConfig, console: Console) -> None:
+    """The resolved configuration, derived numbers, resources wanted and found, and a random agent's episode.
+
+    Raises:
+        ArenaError: what the run itself would raise before its engine starts.
+    """
+    taskset = config.build_taskset()
+    tasks = taskset.tasks("train", config.num_train_tasks, seed=config.seed or 0)
+    if not tasks:
+        raise ConfigError(f"task set {taskset.name!r} gave no training tasks; it must give at least one")
+    console.print(_table("configuration", {k: repr(v) for k, v in config.public_fields().items()}))
+    episodes = config.group_size * config.groups_per_step
+    derived = {
+        "episodes a step": episodes,
+        "episodes in all": episodes * config.num_steps,
+        "episodes in flight at most": episodes * (1 + config.max_staleness),
+        "passes over the training tasks": f"{config.groups_per_step * config.num_steps / len(tasks):.2f}",
+        "tokens a step at most": episodes * config.max_model_len,
+    }
+    console.print(_table("derived", derived))
+    console.print(_table("resources", _resources(config)))
+    trajectory, env = asyncio.run(play_random(taskset, "train", config.seed or 0))
+    console.print("[bold]one episode of a random agent[/]")
+    for message in trajectory.messages:
+        console.print(f"[dim]{message['role']:>9}[/] ", end="")
+        console.print(message["content"], markup=False, highlight=False)
+    score = "none" if env.score is None else f"{env.score:.2f}"
+    console.print(f"outcome {env.outcome} {env.detail}, checklist score {score}")
+
+
+def _resources(config: AgentConfig) -> dict[str, str]:
+    """Wanted against found on this machine; a cluster is asked when the run starts."""
+    import os
+
+    import torch
+
+    found = {"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}
+    return {
+        name: f"wanted {demand:g} (+ 1 for the driver), found {found[name]:g} here" if name == "CPU" else
+        f"wanted {demand:g}, found {found[name]:g} here"
+        for name, demand in wanted_resources(config).items()
+    }  # fmt: skip
+
+
+def _table(title: str, rows: dict[str, Any]) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 2, 0, 0)
+    )
+    for name, value in rows.items():
+        table.add_row(f"[dim]{name}[/]", str(value))
+    return table
+
+
+def check_environment(environment: str, episodes: int, console: Console) -> bool:
+    """Gymnasium's environment checker without a warning, then a random agent; True if all is well.
+
+    Raises:
+        ConfigError: the environment cannot be built.
+    """
+    from gymnasium.envs.registration import EnvSpec
+    from gymnasium.utils.env_checker import check_env
+
+    taskset = load_object(taskset_path(environment), "environment")
+    env = ToolGymEnv(taskset)
+    env.spec = EnvSpec("arenarl/Checked-v0", entry_point=lambda **kwargs: ToolGymEnv(taskset, **kwargs))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(env)
+        finally:
+            env.close()
+    for warning in caught:
+        console.print(f"[yellow]warning[/] {warning.message}")
+    console.print(f"gymnasium check_env: {len(caught)} warnings")
+    failed = 0
+    for seed in range(episodes):
+        trajectory, core = asyncio.run(play_random(taskset, "train", seed))
+        failed += core.outcome == "failed"
+        console.print(
+            f"random agent, seed {seed}: {core.outcome} {core.detail}, {trajectory.num_turns} turns, {len(trajectory.events)} calls"
+        )
+    return not caught and not failed
+
+
+def try_topology(
+    console: Console, *, topology: str, estimator: str | None, players: int, noise: float, seed: int
+) -> None:
+    """Play a tournament between players of normal strength under a judge with normal noise, and show how they came out."""
+    rng = np.random.default_rng(seed)
+    strength = rng.normal(size=max(players, 0))
+
+    async def compare(i: int, j: int) -> Verdict:
+        return Verdict(
+            score_a=strength[i] + rng.normal(scale=noise / math.sqrt(2)),
+            score_b=strength[j] + rng.normal(scale=noise / math.sqrt(2)),
+        )
+
+    result = asyncio.run(run_tournament(topology, players, compare, estimator=estimator, seed=seed))
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("player", "strength", "games", "rank", "reward", "advantage"):
+        table.add_column(heading, justify="right")
+    for player in np.argsort(result.ranks, kind="stable"):
+        games = sum(int(player) in (g.i, g.j) for g in result.games)
+        table.add_row(
+            str(player), f"{strength[player]:.2f}", str(games), f"{result.ranks[player]:g}", f"{result.rewards[player]:.3f}",
+            f"{result.advantages[player]:+.3f}",
+        )  # fmt: skip
+    console.print(table)
+    agreement = np.corrcoef(strength, result.advantages)[0, 1]
+    console.print(
+        f"{result.topology} with {result.estimator}: {len(result.games)} games in {result.rounds} rounds, correlation of advantage "
+        f"and strength {agreement:.3f}"
+    )

@@ -1,0 +1,231 @@
+"""One training run from start to finish: evaluate, train, evaluate, save, sum up. What `arenarl train` does.
+
+A first Ctrl-C (or SIGTERM) asks for a stop: the step in progress is given up or finished, whichever is sooner, the last
+finished step is saved, and every worker goes down. A second one ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from arenarl.algorithm import AgentAlgorithm, Interrupted
+from arenarl.config import AgentConfig
+from arenarl.console import BeforeAfter, TrainingDisplay, before_after_table, side_by_side
+from arenarl.env import TaskSet
+from arenarl.evaluate import bootstrap_mean_difference, win_rate
+from arenarl.judge import Judge, OracleJudge
+from arenarl.metrics import episode_metrics
+from arenarl.tracking import ui_command
+from arenarl.types import Episode, Verdict
+
+HELD_OUT_SEED = 0
+
+
+class StopRequest:
+    """True once the user asked to stop."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def __call__(self) -> bool:
+        return self._event.is_set()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Turn the first SIGINT or SIGTERM into a request, and give the second its usual meaning."""
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def ask(number: int, _: object) -> None:
+            self._event.set()
+            signal.signal(number, before[signal.Signals(number)])
+
+        for number in before:
+            signal.signal(number, ask)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def evaluation_judge(taskset: TaskSet, config: AgentConfig) -> tuple[Judge, str]:
+    """A judge that training did not use, if the task set has a verifier of its own; else the training judge, named so."""
+    if quality := getattr(taskset, "quality", None):
+        return OracleJudge(
+            lambda episode: quality(episode.task, episode.trajectory)
+        ), f"{taskset.name} verifier (not used in training)"
+    return config.build_judge(), f"{config.judge} (the training judge: {taskset.name} has no verifier)"
+
+
+def margins(judge: Judge, ours: Sequence[Episode], theirs: Sequence[Episode]) -> list[float | None]:
+    """One game a task, ours minus theirs; None where the judge abstained."""
+
+    async def play() -> list[float | None]:
+        verdicts = await asyncio.gather(*(judge.compare(a.task, a, b) for a, b in zip(ours, theirs, strict=True)))
+        return [v.score_a - v.score_b if isinstance(v, Verdict) else None for v in verdicts]
+
+    return asyncio.run(play())
+
+
+def compare_attempts(judge: Judge, before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]:
+    """What an evaluation reports of two policies on the same tasks, with 95 % intervals."""
+    games = win_rate(margins(judge, after, before))
+    gain = bootstrap_mean_difference([e.score for e in after], [e.score for e in before])
+    old, new = episode_metrics(before), episode_metrics(after)
+    return {
+        "win_rate": games.rate,
+        "win_rate_ci": [games.low, games.high],
+        "wins": games.wins,
+        "losses": games.losses,
+        "ties": games.ties,
+        "missing": games.missing,
+        "checklist_before": old.get("reward/score_mean"),
+        "checklist_after": new.get("reward/score_mean"),
+        "checklist_gain": gain.mean,
+        "checklist_gain_ci": [gain.low, gain.high],
+        "valid_calls_before": old.get("reward/valid_call_share"),
+        "valid_calls_after": new.get("reward/valid_call_share"),
+        "held_out_tasks": len(after),
+    }
+
+
+def train(config: AgentConfig, console: Console | None = None) -> dict[str, Any] | None:
+    """Run an experiment to its end and write its summary.
+
+    Args:
+        config: with ``run_dir`` set.
+
+    Returns:
+        the summary, or None if the user stopped the run.
+
+    Raises:
+        ArenaError: naming what went wrong; every worker has been taken down.
+    """
+    console, stop = console or Console(), StopRequest()
+    with stop.listening():
+        with console.status("starting the engine and the tool servers"):
+            algorithm: AgentAlgorithm = config.build_algo()
+        try:
+            algorithm.should_stop = stop
+            return _train(algorithm, console)
+        except Interrupted:
+            console.print(f"stopped after step {algorithm.learner_steps}; saving it")
+            _save(algorithm)
+            console.print(f"checkpoint: {_folder(algorithm) / 'checkpoint'}")
+            return None
+        finally:
+            algorithm.stop()
+
+
+def evaluate_model(config: AgentConfig, model_path: str) -> list[Episode]:
+    """One attempt of a model at each held-out task of an experiment."""
+    config = config.copy(copy_frozen=False)
+    config.update_from_dict({"model_path": model_path, "run_dir": None})
+    algorithm = config.build_algo()
+    try:
+        tasks = algorithm.taskset.tasks("heldout", config.evaluation_duration, seed=HELD_OUT_SEED)
+        return algorithm.play(tasks, name="eval", seed=HELD_OUT_SEED)
+    finally:
+        algorithm.stop()
+
+
+def report_evaluation(
+    console: Console, config: AgentConfig, ours: Sequence[Episode], theirs: Sequence[Episode] | None
+) -> None:
+    """Scores by kind of task, and against a second model the win rate."""
+    kinds = {e.task.kind: [] for e in ours}
+    for episode in ours:
+        kinds[episode.task.kind].append(episode)
+    for kind, episodes in [*kinds.items(), ("all", list(ours))]:
+        values = episode_metrics(episodes)
+        console.print(
+            f"{kind:10} n {len(episodes):4}  " + "  ".join(f"{k.partition('/')[2]} {v:.3f}" for k, v in values.items())
+        )
+    if theirs is not None:
+        judge, name = evaluation_judge(config.build_taskset(), config)
+        result = compare_attempts(judge, theirs, ours)
+        low, high = result["win_rate_ci"]
+        console.print(
+            f"win rate over the second model {result['win_rate']:.3f} of decided games ({low:.3f} to {high:.3f}), "
+            f"{result['wins']} won, {result['losses']} lost, {result['ties']} tied; judge: {name}"
+        )
+
+
+def _train(algorithm: AgentAlgorithm, console: Console) -> dict[str, Any]:
+    config, taskset = algorithm.config, algorithm.taskset
+    tasks = taskset.tasks("heldout", config.evaluation_duration, seed=HELD_OUT_SEED)
+    judge, judge_name = evaluation_judge(taskset, config)
+    with console.status(f"playing {len(tasks)} held-out tasks with the starting policy"):
+        before = algorithm.play(tasks, name="before", seed=HELD_OUT_SEED)
+    started = time.monotonic()
+    with TrainingDisplay(
+        config.num_steps, title=f"{type(algorithm).__name__} on {taskset.name}", console=console
+    ) as display:
+        for step in range(1, config.num_steps + 1):
+            algorithm.train()
+            display.update(step, algorithm.last_metrics)
+    seconds = time.monotonic() - started
+    with console.status(f"playing {len(tasks)} held-out tasks with the trained policy"):
+        after = algorithm.play(tasks, name="after", seed=HELD_OUT_SEED)
+    summary = {
+        **compare_attempts(judge, before, after),
+        "judge": judge_name, "steps": algorithm.learner_steps, "train_seconds": seconds, "seed": config.seed,
+    }  # fmt: skip
+    _save(algorithm)
+    assert algorithm.run_folder and algorithm.tracker
+    algorithm.run_folder.write_summary(summary)
+    algorithm.tracker.log_metrics(
+        algorithm.learner_steps,
+        {"reward/heldout_win_rate": summary["win_rate"], "reward/heldout_checklist": summary["checklist_after"]},
+    )
+    algorithm.tracker.log_model_folder(_folder(algorithm) / "model")
+    _report(console, algorithm, summary, before, after)
+    return summary
+
+
+def _folder(algorithm: AgentAlgorithm) -> Path:
+    assert algorithm.run_folder, "train() needs run_dir"
+    return algorithm.run_folder.path
+
+
+def _save(algorithm: AgentAlgorithm) -> None:
+    algorithm.save_pretrained(str(_folder(algorithm) / "model"))
+    algorithm.save_to_path(str((_folder(algorithm) / "checkpoint").resolve()))
+
+
+def _report(
+    console: Console,
+    algorithm: AgentAlgorithm,
+    summary: dict[str, Any],
+    before: Sequence[Episode],
+    after: Sequence[Episode],
+) -> None:
+    """Tables, one episode side by side, and where everything is."""
+    low, high = summary["win_rate_ci"]
+    rows = [
+        BeforeAfter("checklist score", summary["checklist_before"], summary["checklist_after"]),
+        BeforeAfter("valid tool calls", summary["valid_calls_before"], summary["valid_calls_after"]),
+    ]
+    console.print(before_after_table(rows, title=f"{len(after)} held-out tasks"))
+    console.print(
+        f"win rate of the trained over the starting policy: [bold]{summary['win_rate']:.2f}[/] of decided games, 95 % interval "
+        f"{low:.2f} to {high:.2f} ({summary['wins']} won, {summary['losses']} lost, {summary['ties']} tied)\njudge: {summary['judge']}\n"
+    )
+    telling = max(
+        range(len(after)), key=lambda n: ((after[n].score or 0) - (before[n].score or 0), -after[n].num_tokens)
+    )
+    console.print(side_by_side(before[telling], after[telling]))
+    folder = _folder(algorithm)
+    console.print(
+        f"\nmodel      {folder / 'model'}\nepisodes   {folder / 'episodes.jsonl'}\nsummary    {folder / 'summary.json'}"
+    )
+    console.print(f"dashboard  {ui_command(algorithm.tracker.tracking_uri)}", soft_wrap=True)  # type: ignore[union-attr]

@@ -305,7 +305,7 @@ def even_graph(n: int, rng: np.random.Generator) -> Rounds:
     Players are shuffled round a ring; each is side a against those d and e places on, for two random distances that
     connect the ring. (n = 2 and 3 have room for one distance only.) Since everybody is as often on one side as on the
     other, a constant liking of the judge for a side drops out of "margins" by itself: nothing has to be fitted, and
-    one call for each pair is enough.
+    one call for each pair is enough. Lost games upset the balance: against a strong liking "margins_one_order" helps.
     """
     ring = rng.permutation(n)
     furthest = n // 2 if n < 5 else (n - 1) // 2
@@ -331,7 +331,6 @@ DEFAULT_ESTIMATOR: dict[str, str] = {
     "seeded_elimination": "depth",
     "even_graph": "margins",
 }
-
 
 FED_BY: dict[str, tuple[str, ...]] = {
     "depth": ("double_elimination", "seeded_elimination"),

@@ -90,7 +90,7 @@ def depth(n: int, games: Sequence[Game], levels: Sequence[float] | None = None) 
 
 
 def margins(n: int, games: Sequence[Game], levels: Sequence[float] | None = None, *, one_order: bool = False) -> Scores:
-    """Least squares on score differences over the comparison graph, shrunk by the noise it finds; centred.
+    """Least squares on score differences over the comparison graph, shrunk by the noise it finds; mean 0.
 
     Minimises sum (x_i - x_j - margin)^2 + ridge sum x^2, in the judge's unit. The ridge stands for the ratio of noise to
     quality variance and is the one under which the games are most probable: 0 if they fit together (a perfect judge
@@ -103,6 +103,7 @@ def margins(n: int, games: Sequence[Game], levels: Sequence[float] | None = None
     Sources: Jiang et al. 2011 (HodgeRank) for the fit; MacKay 1992 (the evidence) for the ridge.
     """
     design, observed = _linear(n, games)
+    played = design.any(axis=0)
     if one_order and games:
         centred = design - design.mean(axis=0)
         if np.linalg.matrix_rank(centred) == np.linalg.matrix_rank(design):
@@ -113,7 +114,7 @@ def margins(n: int, games: Sequence[Game], levels: Sequence[float] | None = None
     along = observed @ u
     along[np.abs(along) <= FLOAT_NOISE * np.linalg.norm(observed)] = 0.0
     ridge = _most_probable_ridge(s**2, along**2, float(observed @ observed), len(games))
-    return _centred((s * along / (s**2 + ridge)) @ vt, games)
+    return np.where(played, (s * along / (s**2 + ridge)) @ vt, np.nan)
 
 
 def _most_probable_ridge(eigenvalues: Scores, explained: Scores, total: float, games: int) -> float:
@@ -133,7 +134,7 @@ def _most_probable_ridge(eigenvalues: Scores, explained: Scores, total: float, g
 
 
 def bradley_terry(n: int, games: Sequence[Game], levels: Sequence[float] | None = None) -> Scores:
-    """Most probable log-strengths given who won, under a normal prior of sd 1.5; a tie is half a win each. Centred.
+    """Most probable log-strengths given who won, under a normal prior of sd 1.5; a tie is half a win each. Mean 0.
 
     Each step minimises a quadratic that bounds the objective from above, so it converges from anywhere.
     Sources: Bradley and Terry 1952; Bohning and Lindsay 1988 for the bound.
@@ -149,7 +150,7 @@ def bradley_terry(n: int, games: Sequence[Game], levels: Sequence[float] | None 
         x += move
         if np.abs(move).max() < 1e-12:
             break
-    return _centred(x, games)
+    return np.where(design.any(axis=0), x, np.nan)
 
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -193,12 +194,3 @@ def _mean_margin(n: int, games: Sequence[Game]) -> Scores:
 
 def _divide(total: Scores, count: Scores) -> Scores:
     return np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
-
-
-def _centred(x: Scores, games: Sequence[Game]) -> Scores:
-    """Mean 0 over the players that played; nan for the others."""
-    played = sorted({k for game in games for k in (game.i, game.j)})
-    scores = np.full(len(x), np.nan)
-    if played:
-        scores[played] = x[played] - x[played].mean()
-    return scores

@@ -1,7 +1,7 @@
 """The learner: a Hugging Face causal language model, AdamW and one loss. It knows no algorithm by name.
 
-The loss is the decoupled clipped objective (Hilton et al. 2022, "Batch size-invariance for policy optimization",
-section 3; AReaL, arXiv 2505.24298, section 5.2). For a trained token with advantage A::
+The loss is the decoupled clipped objective (Hilton et al., "Batch size-invariance for policy optimization", arXiv
+2110.00641; used by AReaL, arXiv 2505.24298). For a trained token with advantage A::
 
     w * -min(rho A, clip(rho, 1 - clip_param, 1 + clip_param_high) A)      w = min(pi_old / pi_engine, tis_cap)
                                                                          rho = pi / pi_old

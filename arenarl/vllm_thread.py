@@ -1,22 +1,50 @@
-"""EngineCore in a thread instead of a process: a CPU engine that starts in half a second once vLLM is imported.
+"""Where vLLM's core lives: in a child process that ends with its parent, or, on CPU, in a thread of the caller.
 
-`AsyncLLM` talks to its core over ipc sockets, so the core may live anywhere. vLLM offers no such launcher, and this module
-stands in for a private class of it: one exact minor version is supported, and any other falls back to a process.
+`AsyncLLM` talks to its core over ipc sockets, so the core may live anywhere. In a thread it starts in half a second once vLLM is
+imported. vLLM offers no such launcher: this module stands in for private names of one exact minor version. With any other, a
+thread is refused in favour of a process.
 """
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
+import os
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 log = logging.getLogger(__name__)
 
 SUPPORTED = (0, 32)
+leftovers: set[str] = set()  # folders of the parent that the core's process removes if the parent is killed
 _launching = threading.Lock()
+
+
+def end_with_parent() -> None:
+    """In the process of a core: watch the parent, and end when it has ended, however that was. Elsewhere: nothing."""
+    parent = multiprocessing.parent_process()
+    if parent is None or multiprocessing.current_process().name != "EngineCore":
+        return
+
+    def watch() -> None:
+        parent.join()
+        for folder in leftovers:
+            shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def run_core(*args: Any, **kwargs: Any) -> None:
+    """Entry point of a core's process: vLLM's own, with the parent watched from the start."""
+    end_with_parent()
+    from vllm.v1.engine.core import EngineCoreProc
+
+    EngineCoreProc.run_engine_core(*args, **kwargs)
 
 
 class CoreThread:
@@ -82,17 +110,19 @@ def core_in(place: Literal["process", "thread"]) -> Iterator[None]:
     """While the block builds an `AsyncLLM`, its core starts in a process or in a thread. One build at a time."""
     import vllm
     from vllm.v1.engine import utils
+    from vllm.v1.engine.core import EngineCoreProc
 
-    with _launching:
-        original = utils.CoreEngineProcManager
+    if vllm.__version_tuple__[:2] != SUPPORTED:
         if place == "thread":
-            if vllm.__version_tuple__[:2] == SUPPORTED:
-                utils.CoreEngineProcManager = CoreThread
-            else:
-                log.warning(
-                    "core='thread' knows vLLM %d.%d only, not %s: using a process", *SUPPORTED, vllm.__version__
-                )
+            log.warning("core='thread' needs vLLM %d.%d, not %s: using a process", *SUPPORTED, vllm.__version__)
+        yield
+        return
+    with _launching:
+        manager, entry = utils.CoreEngineProcManager, EngineCoreProc.run_engine_core
+        if place == "thread":
+            utils.CoreEngineProcManager = CoreThread
+        EngineCoreProc.run_engine_core = staticmethod(run_core)  # pickled by name: the child has the original
         try:
             yield
         finally:
-            utils.CoreEngineProcManager = original
+            utils.CoreEngineProcManager, EngineCoreProc.run_engine_core = manager, staticmethod(entry)

@@ -10,9 +10,7 @@ Two things happen at import, in the process of the engine core:
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import safe_open
@@ -21,11 +19,14 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
+from arenarl.vllm_thread import end_with_parent, leftovers
+
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 if current_platform.is_cpu():
     _custom_ops._supports_onednn = False
+end_with_parent()
 
 
 class WeightFileExtension:
@@ -47,6 +48,7 @@ class WeightFileExtension:
             ValueError: the file lacks parameters of the model. The model is a mixture of old and new from then on, as after
                 any other failure in here.
         """
+        leftovers.add(str(Path(path).parent))
         model = self.model_runner.get_model()
         wanted = {name for name, _ in model.named_parameters()}
         in_place = current_platform.is_cpu()
@@ -59,18 +61,3 @@ class WeightFileExtension:
         if missing := sorted(wanted - written):
             raise ValueError(f"the update lacks {len(missing)} parameters of the model, {missing[0]} first")
         return len(written)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is None or multiprocessing.current_process().name != "EngineCore":
-        return
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
-
-
-_end_with_parent()

@@ -2,7 +2,7 @@
 
 ## Description
 The agent gets one request of five kinds (search, direction, compare, one-day, multi-day), calls tools of the travel
-server, and answers in lines of the form ``label: name, N usd``. The kinds and tools follow Open-Travel (ArenaRL,
+server, and answers in lines of the form ``label: name N usd``. The kinds and tools follow Open-Travel (ArenaRL,
 arXiv 2601.06487, section on data); the world is our own (`travel_world`).
 
 ## Actions
@@ -45,7 +45,7 @@ from arenarl.types import Task, ToolEvent, Trajectory
 
 KINDS = ("search", "direction", "compare", "one_day", "multi_day")
 SYSTEM_PROMPT = (
-    "You plan trips. Call tools, then answer in lines such as 'cafe: Lotus, 12 usd'. Quote only tool results."
+    "You plan trips. Call tools, then answer in lines such as 'cafe: Lotus 12 usd'. Quote only tool results."
 )
 WISHES = {"best": "best rated", "cheap": "cheapest", "fast": "fastest"}
 
@@ -79,21 +79,21 @@ def _normal(arguments: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def parse_table(text: str) -> list[dict[str, str]]:
-    """Rows of a tool's CSV result as dictionaries; anything else gives no rows."""
-    header, *lines = [line.split(", ") for line in text.strip().split("\n")]
+    """Rows of a tool's table as dictionaries; anything else gives no rows."""
+    header, *lines = [line.split() for line in text.strip().split("\n")]
     return [dict(zip(header, line, strict=True)) for line in lines if len(line) == len(header)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One line of an answer: ``label: name, N usd`` (numbers by unit)."""
+    """One line of an answer: ``label: name N usd`` (numbers by unit)."""
 
     name: str
     numbers: dict[str, int]
 
 
 _LINE = re.compile(r"^\W*([\w ]+?)\W*:\W*([A-Za-z]+\d*)(.*)$", re.MULTILINE)
-_NUMBER = re.compile(r"(\d+)\s*(usd|min|celsius)")
+_NUMBER = re.compile(r"(\d+)\s*(usd|celsius)")
 
 
 def parse_answer(answer: str | None) -> dict[str, Claim]:
@@ -127,9 +127,8 @@ def _supported(claim: Claim | None, rows: list[dict[str, str]]) -> dict[str, str
     """The row that proves a claim, name and every number; None if there is none."""
     if claim is None or (rows and "usd" in rows[0] and "usd" not in claim.numbers):
         return None
-    units = {"min": "minutes"}
     for row in rows:
-        numbers_hold = all(row.get(units.get(u, u)) == str(n) for u, n in claim.numbers.items())
+        numbers_hold = all(row.get(unit) == str(n) for unit, n in claim.numbers.items())
         if _row_name(row) == claim.name.lower() and numbers_hold:
             return row
     return None

@@ -1,7 +1,8 @@
 """The seven travel tools as an MCP server of its own process: ``python -m arenarl.envs.travel_server [--seed N]``.
 
 Tool names follow Open-Travel (ArenaRL, data section): poi_search, around_search, direction, weather, search_flights,
-search_train_tickets, web_search. Results are small tables in CSV, one header line and one line a row. Every tool only
+search_train_tickets, web_search. Results are small tables: one header line, one line a row, columns
+separated by a space (every name is one word). Every tool only
 reads, so one server can serve any number of episodes at once.
 """
 
@@ -29,7 +30,7 @@ def _known(kind: str, value: str, options: Collection[str]) -> str:
 
 
 def _table(header: str, rows: list[tuple[object, ...]]) -> str:
-    return "\n".join([header, *(", ".join(map(str, row)) for row in rows)])
+    return "\n".join([header, *(" ".join(map(str, row)) for row in rows)])
 
 
 def _two_different(origin: str, destination: str) -> tuple[str, str]:
@@ -39,7 +40,7 @@ def _two_different(origin: str, destination: str) -> tuple[str, str]:
 
 
 def _rides(kind: str, rides: list[Ride]) -> str:
-    return _table(f"{kind}, usd, minutes", [(r.code, r.usd, r.minutes) for r in rides])
+    return _table(f"{kind} usd minutes", [(r.code, r.usd, r.minutes) for r in rides])
 
 
 class TravelTools:
@@ -55,13 +56,13 @@ class TravelTools:
     def poi_search(self, city: str, category: str) -> str:
         """Places of a category in a city, with price and rating."""
         rows = self.world.search(self._city(city), _known("category", category, CATEGORIES))
-        return _table("name, usd, rating", [(p.name, p.usd, p.rating) for p in rows])
+        return _table("name usd rating", [(p.name, p.usd, p.rating) for p in rows])
 
     def around_search(self, city: str, place: str, category: str) -> str:
         """Places of a category near a place, nearest first; distance in units of 100 metres."""
         city = self._city(city)
         rows = self.world.around(city, self._place(city, place), _known("category", category, CATEGORIES))
-        return _table("name, usd, rating, distance", [(p.name, p.usd, p.rating, d) for d, p in rows])
+        return _table("name usd rating distance", [(p.name, p.usd, p.rating, d) for d, p in rows])
 
     def direction(self, city: str, origin: str, destination: str) -> str:
         """Ways to get from one place to another in a city."""
@@ -71,7 +72,7 @@ class TravelTools:
 
     def weather(self, city: str, day: str) -> str:
         """Weather forecast of a city for a day of the week."""
-        return _table("sky, celsius", [self.world.weather(self._city(city), _known("day", day, DAYS))])
+        return _table("sky celsius", [self.world.weather(self._city(city), _known("day", day, DAYS))])
 
     def search_flights(self, origin: str, destination: str, day: str) -> str:
         """Flights between two cities on a day of the week."""
@@ -89,7 +90,7 @@ class TravelTools:
         found = [self.world.event(c) for c in self.world.cities if c.lower() in words]
         if not found:
             raise ToolError(f"nothing found for {query!r}; name a city")
-        return _table("event, usd", [(e.name, e.usd) for e in found])
+        return _table("event usd", [(e.name, e.usd) for e in found])
 
     def _city(self, name: str) -> str:
         return _known("city", name, self.world.cities)

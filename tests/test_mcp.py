@@ -53,7 +53,7 @@ FAULTS = [  # tool, kind, text, kind of the call after it
     ("exit_after", "ok", "last words", "server_dead"),
     ("close_stdout", "server_dead", "Error: the tool server has stopped.", "server_dead"),
     ("bad_json", "protocol", "Error: the tool server sent an answer that cannot be read.", "ok"),
-    ("nested", "ok", json.dumps({"deep": json.loads("[" * 400 + "]" * 400)}, separators=(",", ":")), "ok"),
+    ("nested", "ok", json.dumps({"deep": json.loads("[" * 100 + "]" * 100)}, separators=(",", ":")), "ok"),
     ("deep", "protocol", "Error: the tool server sent an answer that cannot be read.", "ok"),
     ("huge", "too_large", "Error: the answer is too large to be delivered.", "ok"),
     ("log_lines", "ok", "after the noise", "ok"),

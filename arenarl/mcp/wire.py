@@ -80,7 +80,7 @@ class Inbox:
         """Note a message that goes to the server."""
         key, method = _key(message.get("id")), message.get("method")
         if method == "notifications/cancelled":
-            self._waiting.pop(_key((message.get("params") or {}).get("requestId")), None)
+            self._waiting.pop(_key((message.get("params") or {}).get("requestId")) or "", None)
         elif key is not None and method is not None:
             self._waiting[key] = method
 

@@ -95,14 +95,14 @@ class Demonstrator:
 
     def _invented(self, need: Need) -> Row:
         r = self.rng
-        usd, minutes = str(r.randint(4, 60)), str(r.randint(8, 90))
+        usd = str(r.randint(4, 60))
         if need.tool == "weather":
             return {"sky": r.choice(SKIES), "celsius": str(r.randint(1, 35))}
         if need.tool == "direction":
-            return {"mode": r.choice(MODES), "usd": usd, "minutes": minutes}
+            return {"mode": r.choice(MODES), "usd": usd}
         if need.tool in ("search_flights", "search_train_tickets"):
             prefix = r.choice(AIRLINES) if need.tool == "search_flights" else "T"
-            return {"code": f"{prefix}{r.randint(10, 98)}", "usd": usd, "minutes": minutes}
+            return {"code": f"{prefix}{r.randint(10, 98)}", "usd": usd}
         return {"name": r.choice(PLACE_NAMES), "usd": usd}
 
     def _cheaper(self, chosen: dict[str, Row]) -> str:
@@ -113,10 +113,8 @@ class Demonstrator:
     @staticmethod
     def _line(label: str, row: Row) -> str:
         name, *_ = row.values()
-        if "sky" in row:
-            return f"{label}: {name}, {row['celsius']} celsius"
-        minutes = f"{row['minutes']} min, " if label == "go by" else ""
-        return f"{label}: {name}, {minutes}{row['usd']} usd"
+        unit = "celsius" if "sky" in row else "usd"
+        return f"{label}: {name} {row[unit]} {unit}"
 
 
 def demonstrations(count: int, seed: int) -> list[list[Message]]:
@@ -138,25 +136,24 @@ def words(cities: list[str]) -> list[str]:
 
 
 def drill(rng: random.Random, vocabulary: list[str]) -> tuple[str, str]:
-    """(context, continuation to learn) of one copy drill: repeat a list, look a row up, or pick by a number."""
+    """(context, continuation to learn) of one copy drill: repeat a list, look rows up, or order them by a number."""
     kind = rng.random()
     if kind < 0.4:
-        items = [
-            rng.choice(vocabulary) if rng.random() < 0.7 else str(rng.randint(1, 99)) for _ in range(rng.randint(6, 16))
-        ]
-        text = ", ".join(items)
-        return f"{text}\n", text
-    names = rng.sample(vocabulary, rng.randint(2, 6))
+        items = [rng.choice(vocabulary) if rng.random() < 0.7 else str(rng.randint(1, 99)) for _ in range(rng.randint(6, 16))]
+        return f"{' '.join(items)}\n", " ".join(items)
+    names = rng.sample(vocabulary, rng.randint(2, 5))
     prices, ratings = rng.sample(range(2, 99), len(names)), rng.choices(range(1, 10), k=len(names))
-    table = "\n".join(f"{n}, {p}, {r}" for n, p, r in zip(names, prices, ratings, strict=True))
-    order = rng.sample(range(len(names)), len(names))
+    table = "\n".join(f"{n} {p} {r}" for n, p, r in zip(names, prices, ratings, strict=True))
+    rows = [f"{n} {p} usd" for n, p in zip(names, prices, strict=True)]
+    places = range(len(names))
     if kind < 0.7:
-        return f"name, usd, rating\n{table}\n\n", "\n".join(f"{names[i]}, {prices[i]} usd" for i in order)
-    by_price = sorted(range(len(names)), key=lambda i: prices[i])
-    by_rating = sorted(range(len(names)), key=lambda i: (-ratings[i], i))
+        asked = rng.sample(places, len(names))
+        return f"name usd rating\n{table}\n{' '.join(names[i] for i in asked)}\n", "\n".join(rows[i] for i in asked)
     if len(set(ratings)) < len(ratings) or rng.random() < 0.5:
-        return f"name, usd, rating\n{table}\ncheapest\n", "\n".join(f"{names[i]}, {prices[i]} usd" for i in by_price)
-    return f"name, usd, rating\n{table}\nbest rated\n", "\n".join(f"{names[i]}, {prices[i]} usd" for i in by_rating)
+        cheapest = sorted(places, key=lambda i: prices[i])
+        return f"name usd rating\n{table}\ncheapest\n", "\n".join(rows[i] for i in cheapest)
+    best = sorted(places, key=lambda i: -ratings[i])
+    return f"name usd rating\n{table}\nbest rated\n", "\n".join(rows[i] for i in best)
 
 
 __all__ = ["TOOLS", "Demonstrator", "Slips", "demonstrations", "drill", "words"]

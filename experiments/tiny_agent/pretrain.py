@@ -2,9 +2,8 @@
 
     python experiments/tiny_agent/pretrain.py --out experiments/tiny_agent/model
 
-One torch thread. The model is a Qwen3 of about one million parameters; its tokenizer is a byte-level BPE that keeps
-words, numbers up to 99 and runs of punctuation apart; each word of the travel world is one token wherever it stands, so
-names can be copied.
+One torch thread. The model is a Qwen3 of about one million parameters. Its tokenizer gives a word the same token (or the
+same with a space) wherever it stands, and its weights start with heads that look back, so that names can be copied.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+import math
 import random
 import re
 import time
@@ -20,18 +20,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from jinja2 import Template
 from demonstrations import TOOLS, demonstrations, drill, words
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from arenarl.chat import ChatRenderer
-from arenarl.envs.travel import TravelTasks
+from arenarl.envs.travel import SYSTEM_PROMPT, TravelTasks
 from arenarl.envs.travel_server import TravelTools
 from arenarl.types import Message
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CALL_MARKS = ("<tool_call>", "</tool_call>")
-SPLIT = r"[\p{L}_]+|\p{N}{1,2}|[^\p{L}\p{N}_]+"
+SPACE = "Ġ"  # how byte-level tokenizers write a space
+SPLIT = r" ?[\p{L}_]+| ?\p{N}{1,2}|[^\p{L}\p{N}_]+(?= [\p{L}\p{N}_])|[^\p{L}\p{N}_]+"
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content }}
@@ -62,39 +64,77 @@ def tool_schemas() -> list[dict]:
     ]
 
 
-def make_tokenizer(texts: list[str], lexicon: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over numbers, codes and punctuation; every word of the lexicon is one added token."""
-    known = re.compile(rf"\b({'|'.join(map(re.escape, lexicon))})\b")
+def make_tokenizer(texts: list[str], names: list[str]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE in which every common word, number and run of punctuation is one token, with and without a space before it."""
+    splitter = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    core.pre_tokenizer = pre_tokenizers.Sequence([splitter, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=list(SPECIAL), min_frequency=10, show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
-    pieces = (piece for text in texts for piece in known.split(text)[::2])
-    core.train_from_iterator([*pieces, *(f"{n}, " for n in range(100) for _ in range(100))], trainer)
+        vocab_size=384, special_tokens=list(SPECIAL), show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    core.train_from_iterator(texts, trainer)
+    state = json.loads(core.to_str())
+    parts = [part for text in texts for part in re.split("|".join(map(re.escape, (*SPECIAL, *CALL_MARKS))), text)]
+    counts = Counter(piece for part in parts for piece, _ in core.pre_tokenizer.pre_tokenize_str(part))
+    whole = [piece for piece, count in counts.items() if count >= 20]
+    whole += [prefix + word for word in [*names, *map(str, range(100))] for prefix in ("", SPACE)]
+    vocabulary = state["model"]["vocab"]
+    for piece in dict.fromkeys(whole):
+        vocabulary.setdefault(piece, len(vocabulary))
+    merges = [tuple(merge) for merge in state["model"]["merges"]]
+    core.model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token=SPECIAL[0], eos_token=SPECIAL[2], model_max_length=1024,
         additional_special_tokens=[SPECIAL[1]],
     )  # fmt: skip
     tokenizer.add_tokens(list(CALL_MARKS))
-    tokenizer.add_tokens([AddedToken(word, single_word=True, normalized=False) for word in lexicon])
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 
 
-def make_lexicon(texts: list[str], names: list[str]) -> list[str]:
-    """Names first, then every other word that the demonstrations, the roles and the tool signatures use."""
-    counts = Counter(word for text in texts for word in re.findall(r"\b[A-Za-z_]{2,}\b", text))
-    others = [word for word, count in counts.items() if count >= 20 and word not in (*names, "tool_call")]
-    arguments = [name for tool in tool_schemas() for name in tool["function"]["parameters"]["properties"]]
-    return list(dict.fromkeys([*names, *TOOLS, *arguments, "system", "user", "assistant", "tool", "Tools", *others]))
+@torch.no_grad()
+def prepare_to_copy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Start from weights that can look back: without this, copying a name out of a table takes many thousands of steps.
+
+    A word with a space before it starts as the word plus one common vector. One head of layer 0 attends to the token
+    before and writes part of it beside the current one; two heads of layer 1 attend to where the current token stood
+    before (its trace beside the token that followed) and copy that. Everything is trained from there.
+    """
+    embedding, width = model.model.embed_tokens.weight, model.config.head_dim
+    vocabulary, space = tokenizer.get_vocab(), torch.randn(embedding.shape[1]) * 0.01
+    for piece, place in vocabulary.items():
+        if piece.startswith(SPACE) and piece[1:] in vocabulary:
+            embedding[place] = embedding[vocabulary[piece[1:]]] + space
+    embedding[:, -1] = 0.06  # a constant that a head without content can hold on to
+    for layer in model.model.layers:  # each layer starts by adding nothing, so what the three heads write is not drowned
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    rates = [model.config.rope_parameters["rope_theta"] ** (-2 * i / width) for i in range(width // 2)]
+    previous, match = model.model.layers[0].self_attn, model.model.layers[1].self_attn
+    half, eye = width // 2, torch.eye(width)
+    for weight in (previous.q_proj.weight, previous.k_proj.weight, previous.v_proj.weight):
+        weight[:width] *= 0.05
+    for i in (0, 1):  # the fastest rotations tell neighbours apart: a query turned back by one step fits the token before
+        previous.q_proj.weight[i, -1], previous.q_proj.weight[i + half, -1] = math.cos(rates[i]), -math.sin(rates[i])
+        previous.k_proj.weight[i, -1] = 1.0
+        for norm in (previous.q_norm.weight, previous.k_norm.weight):
+            norm[[i, i + half]] = 2.5
+    previous.v_proj.weight[:width, :width] += eye
+    previous.o_proj.weight[width : 2 * width, :width] += 0.06 * eye
+    slow = [i for i in range(half) if rates[i] < 0.006]  # rotations that leave the match alone over hundreds of tokens
+    dims = slow + [i + half for i in slow]
+    for norm in (match.q_norm.weight, match.k_norm.weight):
+        norm[dims] = 2.0
+    for query, key, first in ((0, 0, 2 * width), (2, 1, 3 * width)):
+        rows, keys = slice(query * width, (query + 1) * width), slice(key * width, (key + 1) * width)
+        for weight, part in ((match.q_proj.weight, rows), (match.k_proj.weight, keys), (match.v_proj.weight, keys)):
+            weight[part] *= 0.05
+        for n, d in enumerate(dims):
+            match.q_proj.weight[query * width + d, n] = 1.0
+            match.k_proj.weight[key * width + d, width + n] = 1.0
+        match.v_proj.weight[keys, first : first + width] += eye
+        match.o_proj.weight[first : first + width - 1, query * width : (query + 1) * width - 1] += 0.1 * torch.eye(width - 1)
 
 
 def encode_conversation(renderer: ChatRenderer, tools: list[dict], messages: list[Message]) -> Document:
@@ -197,11 +237,11 @@ def train(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--drill-steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--drill-steps", type=int, default=150)
     parser.add_argument("--tokens", type=int, default=6000, help="tokens per step")
-    parser.add_argument("--lr", type=float, default=4e-3)
-    parser.add_argument("--demonstrations", type=int, default=16000)
+    parser.add_argument("--lr", type=float, default=7e-3)
+    parser.add_argument("--demonstrations", type=int, default=10000)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -210,7 +250,8 @@ def main() -> None:
     conversations = demonstrations(args.demonstrations, seed=args.seed)
     names = words(list(TravelTasks().world.cities))
     texts = [m["content"] for c in conversations[:2000] for m in c]
-    tokenizer = make_tokenizer(texts, make_lexicon(texts, names))
+    texts += 20 * [Template(CHAT_TEMPLATE).render(messages=conversations[0], tools=tool_schemas())]
+    tokenizer = make_tokenizer(texts, names)
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(args.out)
     renderer, tools = ChatRenderer(tokenizer), tool_schemas()
@@ -220,9 +261,10 @@ def main() -> None:
     config = Qwen3Config(
         vocab_size=-(-len(tokenizer) // 64) * 64, hidden_size=128, intermediate_size=384, num_hidden_layers=5,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
-        rope_theta=10_000.0, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     model = Qwen3ForCausalLM(config)
+    prepare_to_copy(model, tokenizer)
     mean = sum(len(ids) for ids, _ in demos) / len(demos)
     print(
         f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}, {mean:.0f} tokens an episode",

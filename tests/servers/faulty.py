@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-NAMES = (  # noqa: SIM905
+NAMES = (
     "echo echo_all exit exit_after hang bad_json no_newline log_lines not_utf8 surrogate big huge unknown_content no_content "
     "bare_string structured_only structured_list string_id twice close_stdout error_result rpc_error reserved_error bad_args "
     "string_error null_result nan count image nested deep stderr ask_client"
@@ -128,7 +128,7 @@ def call(key, name, arguments):
         case "image":
             answer({"content": [{"type": "image", "data": "A" * 4000, "mimeType": "image/png"}]})
         case "nested":
-            answer({"structuredContent": {"deep": json.loads("[" * 400 + "]" * 400)}})
+            answer({"structuredContent": {"deep": json.loads("[" * 100 + "]" * 100)}})
         case "deep":
             write('{"jsonrpc": "2.0", "id": ' + f'{key}, "result": {{"content": {"[" * 100_000}{"]" * 100_000}}}}}\n')
         case "stderr":

@@ -21,12 +21,13 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 
 from arenarl.batching import Batch, Stream, pack, policy_gradient_stream
+from arenarl.comparison import compare_attempts, evaluation_judge
 from arenarl.config import AgentConfig
 from arenarl.env_runner import AgentEnvRunner, load_renderer
-from arenarl.errors import CanaryError, ConfigError, EngineUnavailable
+from arenarl.errors import CanaryError, EngineUnavailable
 from arenarl.judge import Judge
 from arenarl.metrics import StepClock, episode_metrics, group_metrics, learner_metrics
-from arenarl.preflight import preflight
+from arenarl.preflight import preflight, training_tasks
 from arenarl.rllib_compat import call_runners, num_remote_runners
 from arenarl.rollout import Job, derive_seed
 from arenarl.tracking import MLflowTracker, RunFolder
@@ -66,9 +67,7 @@ class AgentAlgorithm(Algorithm):
         Raises:
             ConfigError: the task set has none.
         """
-        tasks = self.taskset.tasks("train", self.config.num_train_tasks, seed=self.config.seed or 0)
-        if not tasks:
-            raise ConfigError(f"task set {self.taskset.name!r} gave no training tasks; it must give at least one")
+        tasks = training_tasks(self.config, self.taskset)
         rng = random.Random(self.config.seed)
         while True:
             yield from rng.sample(tasks, len(tasks))
@@ -202,10 +201,23 @@ class AgentAlgorithm(Algorithm):
         return [by_id[job.group_id] for job in jobs]
 
     def evaluate_heldout(self) -> tuple[dict[str, Any], int, int]:
-        """RLlib's evaluation: ``evaluation_duration`` held-out tasks, one attempt each."""
+        """RLlib's evaluation: ``evaluation_duration`` held-out tasks, one attempt each.
+
+        If ``reference`` holds another policy's attempts at them, also the win rate over it.
+        """
         tasks = self.taskset.tasks("heldout", self.config.evaluation_duration, seed=0)
         episodes = self.play(tasks, name=f"heldout-{self.learner_steps}", seed=1)
         results = episode_metrics(episodes)
+        if self.reference:
+            judge, _ = evaluation_judge(self.taskset, self.config)
+            results["reward/win_rate"] = compare_attempts(judge, self.reference, episodes)["win_rate"]
+        self.last_evaluation = {
+            name if name == "reward/win_rate" else name.replace("/", "/heldout_"): value
+            for name, value in results.items()
+        }
+        if self.run_folder and self.tracker:
+            self.run_folder.append_metrics(self.learner_steps, self.last_evaluation)
+            self.tracker.log_metrics(self.learner_steps, self.last_evaluation)
         for name, value in results.items():
             self.metrics.log_value((EVALUATION_RESULTS, ENV_RUNNER_RESULTS, *name.split("/")), value, window=1)
         steps = sum(e.env_steps() for e in episodes)
@@ -222,13 +234,15 @@ class AgentAlgorithm(Algorithm):
         self.should_stop: Callable[[], bool] = lambda: False
         self.config, self.taskset = config, config.build_taskset()
         self._tasks = self.tasks()
-        first = next(self._tasks)
-        tools = preflight(config, self.taskset, first)
+        tools = preflight(config, self.taskset)
+        first = training_tasks(config, self.taskset)[0]
         prompt = [{"role": "system", "content": self.taskset.system_prompt}, {"role": "user", "content": first.prompt}]
         self._canary_prompt = load_renderer(config.model_path).prompt(prompt, tools)
         self._finished: deque[EpisodeGroup] = deque()
         self._started = self._taken = self.learner_steps = self._pushed = 0
         self.last_metrics: dict[str, float] = {}
+        self.last_evaluation: dict[str, float] = {}
+        self.reference: Sequence[Episode] = ()
         self.run_folder = RunFolder(config.run_dir) if config.run_dir else None
         self.tracker: MLflowTracker | None = None
         super().setup(config)

@@ -24,7 +24,12 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Exit code 0 done, 2 for input that is refused (one line on stderr), 1 for a run that failed, 130 stopped."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # argparse gives up on positional arguments that follow an option
+        arguments.overrides += rest
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two torch threads on two busy cores are many times slower than one
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
@@ -133,6 +138,8 @@ def start_ray() -> None:
 
     import ray
 
+    if ray.is_initialized():
+        return
     address = os.environ.get("RAY_ADDRESS", "local")
     own = {"num_cpus": max(2, os.cpu_count() or 2), "include_dashboard": False} if address == "local" else {}
     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=True, **own)
@@ -154,8 +161,12 @@ def run_train(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.experiment, arguments.overrides)
     name = f"{Path(arguments.experiment).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     config.tracking(run_dir=arguments.run_dir or config.run_dir or str(Path("runs") / name))
+    from arenarl.preflight import preflight
     from arenarl.training import train
 
+    preflight(
+        config, config.build_taskset()
+    )  # refuse what can be refused before the cluster takes its seconds to start
     start_ray()
     return 0 if train(config) is not None else INTERRUPTED
 

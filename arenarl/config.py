@@ -16,7 +16,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from arenarl.env import TaskSet
-from arenarl.errors import ConfigError
+from arenarl.errors import ConfigError, boundary
 from arenarl.judge import Judge
 from arenarl.rllib_compat import UnbuiltLearner, is_config_key, unbuilt_module_spec
 from arenarl.types import SamplingParams
@@ -174,7 +174,8 @@ class AgentConfig(AlgorithmConfig):
             ConfigError: naming the value and the remedy.
         """
         self.create_local_env_runner = self.num_env_runners == 0
-        super().validate()
+        with boundary(ConfigError, "RLlib refuses the configuration"):
+            super().validate()
         if not self.env:
             raise ConfigError("no environment is set; give environment('module:TaskSetClass')")
         if not self.model_path:

@@ -159,8 +159,6 @@ class VLLMEngine:
         """
         if self._llm is not None:
             raise EngineError(f"{self.engine_id} is running already")
-        parent = self._config.weights_dir or ("/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
-        self._folder = tempfile.TemporaryDirectory(prefix="arenarl-weights-", dir=parent, ignore_cleanup_errors=True)
         self.version, self._poison = 0, None
         try:
             with boundary(EngineUnavailable, f"{self.engine_id} did not start"):

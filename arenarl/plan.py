@@ -18,8 +18,7 @@ from rich.table import Table
 from arenarl.arena import run_tournament
 from arenarl.config import AgentConfig, load_object, taskset_path
 from arenarl.env import AsyncToolEnv, TaskSet, ToolGymEnv
-from arenarl.errors import ConfigError
-from arenarl.preflight import wanted_resources
+from arenarl.preflight import training_tasks, wanted_resources
 from arenarl.types import Trajectory, Verdict
 
 EPISODE_LIMIT_S = 120.0
@@ -68,9 +67,7 @@ def show_plan(config: AgentConfig, console: Console) -> None:
         ArenaError: what the run itself would raise before its engine starts.
     """
     taskset = config.build_taskset()
-    tasks = taskset.tasks("train", config.num_train_tasks, seed=config.seed or 0)
-    if not tasks:
-        raise ConfigError(f"task set {taskset.name!r} gave no training tasks; it must give at least one")
+    tasks = training_tasks(config, taskset)
     console.print(_table("configuration", {k: repr(v) for k, v in config.public_fields().items()}))
     episodes = config.group_size * config.groups_per_step
     derived = {

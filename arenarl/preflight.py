@@ -11,20 +11,33 @@ from arenarl.config import AgentConfig
 from arenarl.env import AsyncToolEnv, TaskSet
 from arenarl.errors import ConfigError
 from arenarl.types import Task
+from arenarl.vllm_settings import engine_args, installed_device
 
 
-def preflight(config: AgentConfig, taskset: TaskSet, task: Task) -> list[dict[str, Any]]:
-    """Start each tool server once and see that the cluster is large enough.
+def preflight(config: AgentConfig, taskset: TaskSet) -> list[dict[str, Any]]:
+    """Build the judge, ask for tasks, start each tool server once, and see that engine and cluster are large enough.
 
     Returns:
         the tool schemas of the environment, as a chat template takes them.
 
     Raises:
-        ConfigError: resources that the cluster does not have.
+        ConfigError: no judge, no tasks, a cache too small for one request, or resources that the cluster does not have.
         McpServerError: a server that does not start, with the command and its last words.
     """
     check_resources(config)
-    return _in_a_thread(_list_tools(taskset, task))
+    config.build_judge()
+    engine_args(config.engine_config(), installed_device())
+    return _in_a_thread(_list_tools(taskset, training_tasks(config, taskset)[0]))
+
+
+def training_tasks(config: AgentConfig, taskset: TaskSet) -> list[Task]:
+    """The training tasks of a run. Raises ConfigError if the task set has none."""
+    tasks = taskset.tasks("train", config.num_train_tasks, seed=config.seed or 0)
+    if not tasks:
+        raise ConfigError(
+            f"task set {taskset.name!r} gave no training tasks; its tasks('train', ...) must give at least one"
+        )
+    return tasks
 
 
 def wanted_resources(config: AgentConfig) -> dict[str, float]:

@@ -6,7 +6,6 @@ finished step is saved, and every worker goes down. A second one ends the proces
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
 import time
@@ -18,14 +17,12 @@ from typing import Any
 from rich.console import Console
 
 from arenarl.algorithm import AgentAlgorithm, Interrupted
+from arenarl.comparison import compare_attempts, evaluation_judge
 from arenarl.config import AgentConfig
 from arenarl.console import BeforeAfter, TrainingDisplay, before_after_table, side_by_side
-from arenarl.env import TaskSet
-from arenarl.evaluate import bootstrap_mean_difference, win_rate
-from arenarl.judge import Judge, OracleJudge
 from arenarl.metrics import episode_metrics
 from arenarl.tracking import ui_command
-from arenarl.types import Episode, Verdict
+from arenarl.types import Episode
 
 HELD_OUT_SEED = 0
 
@@ -55,47 +52,6 @@ class StopRequest:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def evaluation_judge(taskset: TaskSet, config: AgentConfig) -> tuple[Judge, str]:
-    """A judge that training did not use, if the task set has a verifier of its own; else the training judge, named so."""
-    if quality := getattr(taskset, "quality", None):
-        return OracleJudge(
-            lambda episode: quality(episode.task, episode.trajectory)
-        ), f"{taskset.name} verifier (not used in training)"
-    return config.build_judge(), f"{config.judge} (the training judge: {taskset.name} has no verifier)"
-
-
-def margins(judge: Judge, ours: Sequence[Episode], theirs: Sequence[Episode]) -> list[float | None]:
-    """One game a task, ours minus theirs; None where the judge abstained."""
-
-    async def play() -> list[float | None]:
-        verdicts = await asyncio.gather(*(judge.compare(a.task, a, b) for a, b in zip(ours, theirs, strict=True)))
-        return [v.score_a - v.score_b if isinstance(v, Verdict) else None for v in verdicts]
-
-    return asyncio.run(play())
-
-
-def compare_attempts(judge: Judge, before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]:
-    """What an evaluation reports of two policies on the same tasks, with 95 % intervals."""
-    games = win_rate(margins(judge, after, before))
-    gain = bootstrap_mean_difference([e.score for e in after], [e.score for e in before])
-    old, new = episode_metrics(before), episode_metrics(after)
-    return {
-        "win_rate": games.rate,
-        "win_rate_ci": [games.low, games.high],
-        "wins": games.wins,
-        "losses": games.losses,
-        "ties": games.ties,
-        "missing": games.missing,
-        "checklist_before": old.get("reward/score_mean"),
-        "checklist_after": new.get("reward/score_mean"),
-        "checklist_gain": gain.mean,
-        "checklist_gain_ci": [gain.low, gain.high],
-        "valid_calls_before": old.get("reward/valid_call_share"),
-        "valid_calls_after": new.get("reward/valid_call_share"),
-        "held_out_tasks": len(after),
-    }
 
 
 def train(config: AgentConfig, console: Console | None = None) -> dict[str, Any] | None:
@@ -166,13 +122,14 @@ def _train(algorithm: AgentAlgorithm, console: Console) -> dict[str, Any]:
     judge, judge_name = evaluation_judge(taskset, config)
     with console.status(f"playing {len(tasks)} held-out tasks with the starting policy"):
         before = algorithm.play(tasks, name="before", seed=HELD_OUT_SEED)
+    algorithm.reference = before
     started = time.monotonic()
     with TrainingDisplay(
         config.num_steps, title=f"{type(algorithm).__name__} on {taskset.name}", console=console
     ) as display:
         for step in range(1, config.num_steps + 1):
             algorithm.train()
-            display.update(step, algorithm.last_metrics)
+            display.update(step, algorithm.last_metrics | algorithm.last_evaluation)
     seconds = time.monotonic() - started
     with console.status(f"playing {len(tasks)} held-out tasks with the trained policy"):
         after = algorithm.play(tasks, name="after", seed=HELD_OUT_SEED)

@@ -18,6 +18,6 @@ def config() -> ArenaRLConfig:
         .training(lr=3e-4, group_size=8, groups_per_step=8, max_staleness=1, num_steps=50, tokens_per_microbatch=4096)
         .env_runners(num_env_runners=1)
         .arena(topology="even_graph")
-        .evaluation(evaluation_duration=128)
+        .evaluation(evaluation_interval=10, evaluation_duration=128)
         .tracking(experiment_name="quickstart")
     )

@@ -342,8 +342,35 @@ async def test_a_stuck_then_killed_core_is_reported_and_leaves_no_process(tiny_m
     assert children() == before
 
 
+def test_a_core_ends_and_cleans_up_when_its_parent_is_killed(tmp_path):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "parent.py").write_text(
+        "import multiprocessing, os, sys, threading\n"
+        "from arenarl.vllm_thread import end_with_parent, leftovers\n"
+        "def core(folder):\n"
+        "    leftovers.add(folder)\n"
+        "    end_with_parent()\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    threading.Event().wait()\n"
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=core, args=sys.argv[1:], name='EngineCore')\n"
+        "    child.start(), child.join()\n"
+    )
+    command = [sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "weights")]
+    root = str(Path(__file__).parents[1])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": root}) as parent:
+        core = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    assert not psutil.wait_procs([core], timeout=20)[1]
+    assert not (tmp_path / "weights").exists()
+
+
 def test_a_missing_model_is_refused_before_vllm_is_imported():
-    code = "import sys; from arenarl.engine import EngineConfig as C, VLLMEngine\ntry: C(model='no/such')\nexcept Exception as e: print(type(e).__name__, e, 'vllm' in sys.modules, 'torch' in sys.modules)"
+    code = (
+        "import sys; from arenarl.engine import EngineConfig\n"
+        "try: EngineConfig(model='no/such')\n"
+        "except Exception as e: print(type(e).__name__, e, 'vllm' in sys.modules, 'torch' in sys.modules)"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout
     assert out.startswith("ConfigError model folder 'no/such' does not exist; ") and out.endswith("False False\n")
 

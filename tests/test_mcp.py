@@ -139,6 +139,7 @@ async def test_calls_in_flight_at_the_death_all_end():
 
 STARTS = [
     (server("--start", "exit"), "exited with code 1; last words on stderr: missing API key"),
+    (server("--start", "exit_stdout"), "exited with code 2; last words on stdout: usage: faulty DIR"),
     (server("--start", "slow", start_timeout=0.5, close_grace=0.1), "did not start within 0.5 s (start_timeout)"),
     (server(command="no-such-program-here"), "cannot run its command ([Errno 2] No such file or directory)"),
     (server(command=str(SERVERS)), "cannot run its command ([Errno 13] Permission denied)"),
@@ -146,7 +147,7 @@ STARTS = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "reason"), STARTS, ids=["exits", "slow", "no_command", "folder", "no_cwd"])
+@pytest.mark.parametrize(("spec", "reason"), STARTS, ids=["exits", "exits_on_stdout", "slow", "no_command", "folder", "no_cwd"])
 async def test_failed_start_is_one_error_in_one_line(spec: ServerSpec, reason: str):
     session = McpSession(spec)
     with pytest.raises(McpServerError) as caught:

@@ -68,6 +68,8 @@ class ServerHub:
 
     def release(self, session: McpSession) -> None:
         """Give a session back, at once; if nobody else may use it, it is closed in the background."""
+        if session not in self._leases:  # the hub was closed in between
+            return
         self._leases[session] -= 1
         entry = self._shared.get(session.spec)
         if self._leases[session] <= 0 and (entry is None or entry.session is not session):

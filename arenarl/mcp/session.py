@@ -268,6 +268,9 @@ class McpSession:
             what = f"did not {'end in time' if self._settled.is_set() else limit}"
         else:
             what = f"failed: {type(error).__name__}: {error}" if error else "closed the connection"
-        words = [line.strip() for line in self.stderr_tail.splitlines() if line.strip()][-5:]
-        said = f"; last words on stderr: {' | '.join(words)[-800:]}" if words else ""
+        stream, lines = "stderr", self.stderr_tail.splitlines()
+        if transport is not None and not lines:
+            stream, lines = "stdout", transport.stdout_log
+        words = [line.strip() for line in lines if line.strip()][-5:]
+        said = f"; last words on {stream}: {' | '.join(words)[-800:]}" if words else ""
         return McpServerError(f"{self._who()} ({command}) {what}{said}")

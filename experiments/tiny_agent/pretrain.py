@@ -20,13 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from jinja2 import Template
 from demonstrations import TOOLS, demonstrations, drill, words
+from jinja2 import Template
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from arenarl.chat import ChatRenderer
-from arenarl.envs.travel import SYSTEM_PROMPT, TravelTasks
+from arenarl.envs.travel import TravelTasks
 from arenarl.envs.travel_server import TravelTools
 from arenarl.types import Message
 

@@ -145,6 +145,9 @@ def call(key, name, arguments):
 def start(fault):
     if fault == "exit":
         sys.exit("missing API key")
+    if fault == "exit_stdout":
+        print("usage: faulty DIR")
+        sys.exit(2)
     if fault == "slow":
         time.sleep(1000)
     if fault == "banner":

@@ -1,0 +1,143 @@
+"""End to end on real parts: Ray, vLLM, MCP server, tournament, Accelerate, MLflow. The slowest tests of the suite."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+QUICKSTART = "experiments/quickstart.py"
+SMALL = ["group_size=4", "groups_per_step=2", "evaluation_duration=10", "max_num_seqs=32"]
+
+
+def start(run: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "arenarl.cli", "train", QUICKSTART, *SMALL, *overrides, "--run-dir", str(run)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=dict(os.environ)
+    )
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def survivors(processes: list[psutil.Process]) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    return [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder and the output of a short run of the quickstart."""
+    run = tmp_path_factory.mktemp("runs") / "short"
+    process = start(run, "num_steps=3", "seed=7")
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, output
+    return run, output
+
+
+def test_a_run_writes_what_scripts_rely_on(finished):
+    run, output = finished
+    summary = json.loads((run / "summary.json").read_text())
+    for key in ("win_rate", "win_rate_ci", "checklist_before", "checklist_after", "valid_calls_before", "valid_calls_after"):
+        assert key in summary
+    assert (summary["steps"], summary["seed"]) == (3, 7) and summary["train_seconds"] > 0
+    assert json.loads((run / "config.json").read_text())["group_size"] == 4
+    assert [m["step"] for m in lines(run / "metrics.jsonl")] == [1, 2, 3]
+    assert len(lines(run / "episodes.jsonl")) == 3 * 2 * 4
+    assert "held-out tasks" in output and "mlflow ui" in output
+
+
+def test_after_each_push_the_engine_has_the_learners_weights(finished):
+    metrics = lines(finished[0] / "metrics.jsonl")
+    assert [m["policy/version"] for m in metrics] == [1, 2, 3]
+    assert all(m["policy/canary_gap"] < 1e-4 for m in metrics)
+    assert all(m["policy/lag_max"] <= 1 for m in metrics)
+
+
+def test_the_record_of_each_episode_is_complete(finished):
+    for episode in lines(finished[0] / "episodes.jsonl"):
+        for segment in episode["segments"]:
+            sampled = [bool(m) for m in segment["mask"]]
+            assert any(sampled) and len(sampled) == len(segment["token_ids"])
+            assert all((v >= 0) == s for v, s in zip(segment["versions"], sampled, strict=True))
+            assert all(p <= 1e-5 if s else p == 0 for p, s in zip(segment["logprobs"], sampled, strict=True))
+
+
+def test_the_saved_model_is_the_trained_one_and_loads(finished):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    saved = AutoModelForCausalLM.from_pretrained(finished[0] / "model").state_dict()
+    start = AutoModelForCausalLM.from_pretrained("experiments/tiny_agent/model").state_dict()
+    assert saved.keys() == start.keys() and any(not saved[k].equal(start[k].float()) for k in saved)
+    assert AutoTokenizer.from_pretrained(finished[0] / "model").chat_template
+
+
+def test_mlflow_has_parameters_metrics_model_and_traces(finished):
+    from mlflow import MlflowClient
+
+    run = finished[0]
+    client = MlflowClient(f"sqlite:///{run.parent / 'mlflow.db'}")
+    (experiment,) = [e for e in client.search_experiments() if e.name == "quickstart"]
+    (logged,) = client.search_runs([experiment.experiment_id])
+    assert logged.data.params["group_size"] == "4" and logged.info.status == "FINISHED"
+    assert [m.step for m in client.get_metric_history(logged.info.run_id, "reward/score_mean")] == [1, 2, 3]
+    assert any(f.path.endswith("model.safetensors") for f in client.list_artifacts(logged.info.run_id, "model"))
+    assert len(client.search_traces(locations=[experiment.experiment_id])) == 3
+
+
+def test_ctrl_c_saves_the_last_finished_step_and_leaves_no_process(tmp_path):
+    run = tmp_path / "stopped"
+    process = start(run, "num_steps=500")
+    family: list[psutil.Process] = []
+    try:
+        for line in iter(process.stdout.readline, ""):
+            if line.strip() and lines(run / "metrics.jsonl"):
+                break
+        assert process.poll() is None, "the run ended before it was stopped"
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert any("EngineCore" in " ".join(p.cmdline()) or "VLLM" in p.name() for p in family) or len(family) > 4
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
+        assert process.returncode == 130, output
+        assert (run / "checkpoint" / "learner_group").is_dir() and (run / "model" / "model.safetensors").is_file()
+        assert not (run / "summary.json").exists()
+        assert not survivors(family)
+    finally:
+        for p in [*family, *([psutil.Process(process.pid)] if process.poll() is None else [])]:
+            if p.is_running():
+                p.kill()
+
+
+def test_train_evaluate_save_and_restore_are_rllibs_own(tmp_path):
+    import ray
+
+    from arenarl.algorithms.arena_rl import ArenaRL
+    from arenarl.cli import load_config
+
+    ray.init(address="local", include_dashboard=False, num_cpus=2, log_to_driver=False, ignore_reinit_error=True)
+    config = load_config(QUICKSTART, [*SMALL, "num_env_runners=0", "max_staleness=0", "evaluation_duration=5"])
+    algorithm = config.build_algo()
+    try:
+        result = algorithm.train()
+        assert result["training_iteration"] == 1 and 0 <= result["reward"]["score_mean"] <= 1
+        assert result["policy"]["lag_max"] == 0
+        assert "score_mean" in algorithm.evaluate()["env_runners"]["reward"]
+        path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
+        before, version = algorithm.learner_group.weights(), algorithm.learner_group.version
+    finally:
+        algorithm.stop()
+    restored = ArenaRL.from_checkpoint(path)
+    try:
+        after = restored.learner_group.weights()
+        assert all(before[name].equal(after[name]) for name in before)
+        assert restored.learner_group.version >= version and restored.iteration == 1
+        assert restored.env_runner.version == restored.learner_group.version
+        assert restored.train()["training_iteration"] == 2
+    finally:
+        restored.stop()
+        ray.shutdown()

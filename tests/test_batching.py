@@ -94,6 +94,11 @@ def test_shards_differ_by_at_most_one_row(shape: list[list[int]], shards: int) -
     assert max(load) - min(load) <= 1 + max(max(ns) for ns in shape)
 
 
+def test_shards_are_balanced_by_tokens_not_by_rows() -> None:
+    batch = packed([episode(segment("." + "x" * n)) for n in (39, 9, 9, 9, 9)], [1.0] * 5, num_shards=2)
+    assert [sum(int(mb.lengths.sum()) for mb in shard if mb.trained_tokens) for shard in batch.shards] == [40, 40]
+
+
 def test_a_short_shard_is_filled_with_micro_batches_that_train_nothing() -> None:
     batch = packed([episode(segment(".xxx"))], [1.0], num_shards=2)
     assert [[mb.trained_tokens for mb in shard] for shard in batch.shards] == [[3], [0]]
@@ -150,6 +155,8 @@ def test_a_bad_record_is_refused_by_name_and_the_rest_is_trained(bad: Segment, r
 def test_rounding_above_zero_and_odd_context_values_are_no_reason_to_refuse() -> None:
     record = Segment(token_ids=(1, 2), mask=(False, True), logprobs=(float("-inf"), 1e-6), versions=(-1, 0))
     assert refusal(episode(record)) is None
+    [[mb]] = packed([episode(record)], [1.0]).shards
+    np.testing.assert_allclose(mb.behavior_logprobs, [[0.0, 1e-6]])
 
 
 def test_a_stream_must_fit_its_group() -> None:

@@ -20,7 +20,17 @@ from arenarl.errors import ArenaError, ConfigError, EnvError
 from arenarl.mcp import McpSession, ServerHub, ServerSpec, ToolSet, ToolSpec
 from arenarl.mcp.schema import clean_json, shorten
 from arenarl.rubric import Checklist
-from arenarl.types import INFRASTRUCTURE_KINDS, Message, Outcome, Task, ToolCall, ToolEvent, ToolResult, Trajectory
+from arenarl.types import (
+    INFRASTRUCTURE_KINDS,
+    Message,
+    Outcome,
+    Task,
+    ToolCall,
+    ToolEvent,
+    ToolResult,
+    ToolResultKind,
+    Trajectory,
+)
 
 MAX_CALLS_PER_TURN = 16
 _MAX_FAILURES_IN_A_ROW = 2
@@ -264,7 +274,7 @@ class AsyncToolEnv:
         left = self._deadline - asyncio.get_running_loop().time()
         session = await self._session(tool.server) if left > 0 else None
         if session is None:
-            kind = "server_dead" if left > 0 else "timeout"
+            kind: ToolResultKind = "server_dead" if left > 0 else "timeout"
             return ToolResult(kind=kind, text="Error: the tool cannot be reached.", server=tool.server, tool=tool.name)
         return await session.call(tool.name, call.arguments, timeout=min(session.spec.call_timeout, left))
 

@@ -11,8 +11,9 @@ an end-of-turn marker cannot forge a turn.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from arenarl.errors import ConfigError
@@ -21,8 +22,7 @@ from arenarl.types import Message, ToolCall
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_THINK = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
-_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_SPOKEN = re.compile(r"<think>.*?(?:</think>|\Z)|<tool_call>(?P<call>.*?)(?P<end></tool_call>|\Z)", re.DOTALL)
 _MARK = "\ue000{}\ue001"  # private-use characters: they frame foreign text while the template is rendered
 _MARKED = re.compile("\ue000(\\d+)\ue001")
 
@@ -36,11 +36,11 @@ def parse_tool_calls(text: str, first_id: int = 0) -> tuple[str, tuple[ToolCall,
     Returns:
         (prose without thoughts and calls, calls with ids ``call_{first_id}``, ...).
     """
-    spoken = _THINK.sub("", text)
-    calls = tuple(
-        _parse_call(m.group(1), bool(m.group(2)), f"call_{first_id + n}") for n, m in enumerate(_CALL.finditer(spoken))
-    )
-    return _CALL.sub("", spoken).strip(), calls
+    if (end := text.find("</think>")) >= 0 and "<think>" not in text[:end]:
+        text = text[end + len("</think>") :]  # the template opened the thought in the generation prompt
+    found = [m for m in _SPOKEN.finditer(text) if m["call"] is not None]
+    calls = tuple(_parse_call(m["call"], bool(m["end"]), f"call_{first_id + n}") for n, m in enumerate(found))
+    return _SPOKEN.sub("", text).strip(), calls
 
 
 def _parse_call(raw: str, closed: bool, call_id: str) -> ToolCall:
@@ -50,7 +50,7 @@ def _parse_call(raw: str, closed: bool, call_id: str) -> ToolCall:
     if not closed:
         return bad("the call is not closed with </tool_call>")
     try:
-        value = json.loads(raw, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        value = json.loads(raw, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         return bad(f"the call is not valid JSON: {error}")
     if not isinstance(value, dict):
@@ -74,6 +74,12 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not a JSON number")
 
 
+def _finite(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"{text} is too large")
+    return value
+
+
 class ChatRenderer:
     """Renders conversations for one tokenizer. Stateless, so one instance serves every episode of a worker.
 
@@ -92,11 +98,13 @@ class ChatRenderer:
         if tokenizer.eos_token is None:
             raise ConfigError(f"the tokenizer of {tokenizer.name_or_path!r} has no eos token; set one that ends a turn")
         self.tokenizer = tokenizer
+        self._dangerous = re.compile("|".join(map(re.escape, [*tokenizer.all_special_tokens, *_MARK.split("{}")])))
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         """Token ids of a whole conversation, up to and including the generation prompt."""
-        text, foreign = self._render(messages, tools, add_generation_prompt=True)
-        return self._encode(text, foreign)
+        spoken = [{**m, "content": self._harmless(m["content"])} if m["role"] == "assistant" else m for m in messages]
+        foreign = {i for i, m in enumerate(messages) if m["role"] != "assistant"}
+        return self._encode(self._render(spoken, tools, foreign, add_generation_prompt=True), messages)
 
     def glue(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[dict[str, Any]]
@@ -110,13 +118,18 @@ class ChatRenderer:
         Returns:
             Ids to append to the segment, or None if the template rewrites the history and a new segment must begin.
         """
-        messages = [*history, *new]
-        before, _ = self._render(history, tools, add_generation_prompt=False)
-        after, foreign = self._render(messages, tools, add_generation_prompt=True)
-        end = before.rfind(self.tokenizer.eos_token)
+        messages, everything = [*history, *new], set(range(len(history) + len(new)))
+        plain = self._render(history, tools, set(), add_generation_prompt=False)
+        if not self._render(messages, tools, set(), add_generation_prompt=True).startswith(plain):
+            return None
+        # with every content marked, the end token after the last mark of the history is the one that was sampled
+        before = self._render(history, tools, everything, add_generation_prompt=False)
+        after = self._render(messages, tools, everything, add_generation_prompt=True)
+        eos = self.tokenizer.eos_token
+        end = before.find(eos, before.rfind(_MARK.format(len(history) - 1)))
         if end < 0 or not after.startswith(before):
             return None
-        return self._encode(after[end + len(self.tokenizer.eos_token) :], foreign)
+        return self._encode(after[end + len(eos) :], messages)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids for people, parsers and templates; the stop token is left out."""
@@ -125,25 +138,33 @@ class ChatRenderer:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _render(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], *, add_generation_prompt: bool
-    ) -> tuple[str, list[str]]:
-        """Template text in which every foreign content is replaced by a mark, and the contents in order.
-
-        Assistant text stays in place: the template must see it, so that a template that rewrites it is found out.
-        """
-        foreign = [m["content"] for m in messages]
-        marked = [m if m["role"] == "assistant" else {**m, "content": _MARK.format(i)} for i, m in enumerate(messages)]
-        text = self.tokenizer.apply_chat_template(
-            marked, tools=list(tools) or None, tokenize=False, add_generation_prompt=add_generation_prompt
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        marked: Set[int],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """Template text in which the contents of the ``marked`` messages are replaced by marks."""
+        shown = [{**m, "content": _MARK.format(i)} if i in marked else m for i, m in enumerate(messages)]
+        if tools and self._harmless(spelled := json.dumps(tools, ensure_ascii=False)) != spelled:
+            tools = json.loads(self._harmless(spelled))
+        return self.tokenizer.apply_chat_template(
+            shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=add_generation_prompt
         )
-        return text, foreign
 
-    def _encode(self, text: str, foreign: list[str]) -> list[int]:
-        """Encode template text with special tokens on and the marked foreign contents with special tokens off."""
+    def _harmless(self, text: str) -> str:
+        """Text without special tokens and marks, for the places where it must be encoded together with the template."""
+        return self._dangerous.sub("", text)
+
+    def _encode(self, text: str, messages: Sequence[Message]) -> list[int]:
+        """Encode template text with special tokens on, and the contents that its marks stand for with special tokens off."""
         ids: list[int] = []
         for n, piece in enumerate(_MARKED.split(text)):
             if n % 2:
-                ids += self.tokenizer.encode(foreign[int(piece)], add_special_tokens=False, split_special_tokens=True)
+                ids += self.tokenizer.encode(
+                    messages[int(piece)]["content"], add_special_tokens=False, split_special_tokens=True
+                )
             elif piece:
                 ids += self.tokenizer.encode(piece, add_special_tokens=False)
         return ids

@@ -295,9 +295,15 @@ class VLLMEngine:
             storage = tensor.untyped_storage().data_ptr()
             tensors[name] = tensor.clone() if storage in storages else tensor  # safetensors refuses shared memory
             storages.add(storage)
-        path = (
-            Path(self._folder.name) / f"version-{version}-{uuid.uuid4().hex}.safetensors"
-        )  # a retry never meets its elder
+        if self._folder is None:
+            parent = self._config.weights_dir or ("/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+            self._folder = tempfile.TemporaryDirectory(
+                prefix="arenarl-weights-", dir=parent, ignore_cleanup_errors=True
+            )
+        unique = (
+            f"version-{version}-{uuid.uuid4().hex}"  # a second attempt never meets what a stuck first one still writes
+        )
+        path = Path(self._folder.name) / f"{unique}.safetensors"
         partial = path.with_suffix(".partial")
         save_file(tensors, partial)
         partial.replace(path)

@@ -37,7 +37,7 @@ from functools import cached_property
 from typing import Any
 
 from arenarl.env import ToolGymEnv
-from arenarl.envs.travel_world import CATEGORIES, DAYS, Split, World
+from arenarl.envs.travel_world import CATEGORIES, DAYS, Split, World, query_words
 from arenarl.errors import ConfigError
 from arenarl.mcp.config import ServerSpec
 from arenarl.rubric import Checklist, ChecklistItem
@@ -70,7 +70,7 @@ class Need:
         if tool != self.tool:
             return False
         if tool == "web_search":
-            return self.arguments["query"].lower() in str(arguments.get("query", "")).lower().split()
+            return self.arguments["query"].lower() in query_words(str(arguments.get("query", "")))
         return _normal(arguments) == _normal(self.arguments)
 
 
@@ -92,15 +92,15 @@ class Claim:
     numbers: dict[str, int]
 
 
-_LINE = re.compile(r"^\W*([\w ]+?)\W*:\W*([A-Za-z]+\d*)(.*)$", re.MULTILINE)
-_NUMBER = re.compile(r"(\d+)\s*(usd|celsius)")
+_LINE = re.compile(r"^[^\w\n]*(?:\d+[.)])?[^\w\n]*([A-Za-z][\w ]*?)[^\w\n]*:[^\w\n]*([A-Za-z]+\d*)(.*)$", re.MULTILINE)
+_NUMBER = re.compile(r"(\d+)\s*(usd|celsius)", re.IGNORECASE)
 
 
 def parse_answer(answer: str | None) -> dict[str, Claim]:
     """Claims of an answer by label, lower case; the first line of a label counts."""
     claims: dict[str, Claim] = {}
     for label, name, rest in _LINE.findall(answer or ""):
-        numbers = {unit: int(n) for n, unit in reversed(_NUMBER.findall(rest))}
+        numbers = {unit.lower(): int(n) for n, unit in reversed(_NUMBER.findall(rest))}
         claims.setdefault(label.strip().lower(), Claim(name=name, numbers=numbers))
     return claims
 
@@ -175,8 +175,9 @@ def _choice_right(trajectory: Trajectory, needs: list[Need]) -> bool:
     rows = {n.label: _supported(claims.get(n.label), _rows(trajectory.events, n)) for n in needs}
     if "take" not in claims or None in rows.values():
         return False
-    cheapest = min(rows, key=lambda label: int(rows[label]["usd"]))
-    return claims["take"].name.lower() == cheapest
+    least = min(int(row["usd"]) for row in rows.values())
+    taken = rows.get(claims["take"].name.lower())
+    return taken is not None and int(taken["usd"]) == least
 
 
 def _within_budget(trajectory: Trajectory, needs: list[Need], budget: int) -> bool:

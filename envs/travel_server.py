@@ -15,7 +15,7 @@ from collections.abc import Collection
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
-from arenarl.envs.travel_world import CATEGORIES, DAYS, Ride, World
+from arenarl.envs.travel_world import CATEGORIES, DAYS, Ride, World, query_words
 
 
 def _known(kind: str, value: str, options: Collection[str]) -> str:
@@ -86,10 +86,10 @@ class TravelTools:
 
     def web_search(self, query: str) -> str:
         """Search the web. Name a city to find the event of the week."""
-        words = {word.strip(".,?!").lower() for word in query.split()}
+        words = query_words(query)
         found = [self.world.event(c) for c in self.world.cities if c.lower() in words]
-        if not found:
-            raise ToolError(f"nothing found for {query!r}; name a city")
+        if len(found) != 1:
+            raise ToolError(f"{len(found) or 'no'} cities in {query!r}; name one city")
         return _table("event usd", [(e.name, e.usd) for e in found])
 
     def _city(self, name: str) -> str:

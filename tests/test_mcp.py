@@ -147,7 +147,9 @@ STARTS = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "reason"), STARTS, ids=["exits", "exits_on_stdout", "slow", "no_command", "folder", "no_cwd"])
+@pytest.mark.parametrize(
+    ("spec", "reason"), STARTS, ids=["exits", "exits_on_stdout", "slow", "no_command", "folder", "no_cwd"]
+)
 async def test_failed_start_is_one_error_in_one_line(spec: ServerSpec, reason: str):
     session = McpSession(spec)
     with pytest.raises(McpServerError) as caught:

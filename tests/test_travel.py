@@ -345,6 +345,9 @@ def test_a_web_search_only_has_to_name_the_city():
         ("go by: metro 7 usd", {"go by": Claim(name="metro", numbers={"usd": 7})}),
         ("weather: sun 21 celsius", {"weather": Claim(name="sun", numbers={"celsius": 21})}),
         ("flight: VA23 60 usd, not 70 usd", {"flight": Claim(name="VA23", numbers={"usd": 60})}),
+        ("Here is the plan:\ncafe: Lotus 12 usd", {"cafe": Claim(name="Lotus", numbers={"usd": 12})}),
+        ("cafe:\nmuseum: Oak 3 usd", {"museum": Claim(name="Oak", numbers={"usd": 3})}),
+        ("1. cafe: Lotus 12 USD", {"cafe": Claim(name="Lotus", numbers={"usd": 12})}),
         ("take: train", {"take": Claim(name="train", numbers={})}),
         (
             "I chose these.\ncafe: Lotus 12 usd\n\npark: Oak 0 usd\ncafe: Mint 9 usd\n",
@@ -412,7 +415,8 @@ def test_tools_print_tables():
         ("direction", ("Seoul", "{0}", "{0}"), "origin and destination are both '{0}'; name two different ones"),
         ("search_flights", ("Seoul", "seoul", "Monday"), "origin and destination are both 'Seoul'"),
         ("search_train_tickets", ("Seoul", "Wuxi", ""), "unknown day ''; did you mean Friday, Monday"),
-        ("web_search", ("what is on",), "nothing found for 'what is on'; name a city"),
+        ("web_search", ("what is on",), "no cities in 'what is on'; name one city"),
+        ("web_search", ("Seoul or Wuxi",), "2 cities in 'Seoul or Wuxi'; name one city"),
     ],
 )
 def test_an_unknown_name_is_answered_with_near_ones(tool: str, arguments: tuple[str, ...], message: str):
@@ -504,3 +508,10 @@ def test_demonstrations_keep_to_the_training_cities(demonstrating: ModuleType):
     conversations = demonstrating.demonstrations(30, seed=2)
     words = set(re.findall(r"\w+", " ".join(m["content"] for conversation in conversations for m in conversation)))
     assert (len(conversations), len(words & TRAIN) > 10, words & HELD_OUT) == (30, True, set())
+
+
+def test_a_web_search_is_known_by_its_city_whatever_stands_around_it():
+    event = need("event", "web_search", "", query="Tangshan")
+    wanted = Need(**event)
+    assert wanted.matches("web_search", {"query": "What is on in Tangshan?"})
+    assert not wanted.matches("web_search", {"query": "events in Shenzhen"})

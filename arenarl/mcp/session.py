@@ -142,8 +142,8 @@ class McpSession:
             return self._failure(tool, error)
         try:
             return self._success(request.result())
-        except RecursionError as error:
-            return self._failure(tool, error)
+        except RecursionError as too_deep:
+            return self._failure(tool, too_deep)
 
     def _success(self, result: CallToolResult) -> tuple[ToolResultKind, str, Any]:
         self.answered += 1

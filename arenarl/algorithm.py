@@ -10,11 +10,12 @@ An algorithm overrides at most three things:
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -145,7 +146,7 @@ class AgentAlgorithm(Algorithm):
     def _pack(self, groups: Sequence[EpisodeGroup], streams: Sequence[Stream]) -> Batch:
         return pack(
             groups, streams, tokens_per_microbatch=self.config.tokens_per_microbatch,
-            num_shards=max(1, self.config.num_learners),
+            num_shards=max(1, self.config.num_learners), keep_zero_weights=self.config.kl_coeff > 0,
         )  # fmt: skip
 
     def _push(self) -> dict[str, float]:
@@ -245,6 +246,7 @@ class AgentAlgorithm(Algorithm):
         self.reference: Sequence[Episode] = ()
         self.run_folder = RunFolder(config.run_dir) if config.run_dir else None
         self.tracker: MLflowTracker | None = None
+        self.run_status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED"
         super().setup(config)
         if self.run_folder:
             self.run_folder.write_config(config.public_fields())
@@ -278,11 +280,17 @@ class AgentAlgorithm(Algorithm):
         self.learner_group.save_pretrained(path)
 
     def cleanup(self) -> None:
+        """Stop workers, learners and tracking side by side, so that the slowest alone sets the time."""
+        closing = (
+            threading.Thread(target=self.tracker.close, kwargs={"status": self.run_status}) if self.tracker else None
+        )
+        if closing:
+            closing.start()
         try:
             super().cleanup()
         finally:
-            if self.tracker:
-                self.tracker.close()
+            if closing:
+                closing.join()
 
     @classmethod
     def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:

@@ -80,11 +80,11 @@ class AgentConfig(AlgorithmConfig):
         self.num_steps = 100
         self.warmup_steps = 5
         self.weight_decay = 0.0
-        self.clip_param = 0.2
+        self.clip_param = 0.2  # the clip acts from the second epoch on a batch; staleness is met by tis_cap
         self.clip_param_high = 0.28
         self.tis_cap = 2.0
         self.kl_coeff = 0.0
-        self.tokens_per_microbatch = 8192
+        self.tokens_per_microbatch = 2048
         self.dtype = "float32"
         self.num_train_tasks = 1000
         # the workers

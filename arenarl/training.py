@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from transformers.utils.logging import disable_progress_bar
 
 from arenarl.algorithm import AgentAlgorithm, Interrupted
 from arenarl.comparison import compare_attempts, evaluation_judge
@@ -66,6 +67,7 @@ def train(config: AgentConfig, console: Console | None = None) -> dict[str, Any]
     Raises:
         ArenaError: naming what went wrong; every worker has been taken down.
     """
+    disable_progress_bar()
     console, stop = console or Console(), StopRequest()
     with stop.listening():
         with console.status("starting the engine and the tool servers"):
@@ -74,10 +76,14 @@ def train(config: AgentConfig, console: Console | None = None) -> dict[str, Any]
             algorithm.should_stop = stop
             return _train(algorithm, console)
         except Interrupted:
+            algorithm.run_status = "KILLED"
             console.print(f"stopped after step {algorithm.learner_steps}; saving it")
             _save(algorithm)
             console.print(f"checkpoint: {_folder(algorithm) / 'checkpoint'}")
             return None
+        except BaseException:
+            algorithm.run_status = "FAILED"
+            raise
         finally:
             algorithm.stop()
 

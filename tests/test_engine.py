@@ -141,7 +141,7 @@ async def test_the_cache_of_old_weights_is_never_read(engine, model):
 async def test_a_failed_update_poisons_until_a_good_one(engine, model, spoil):
     good = shifted(model, seed=5)
     bad = dict(good)
-    (waiting,) = await started(engine, prompt(30), max_tokens=400)
+    (waiting,) = await started(engine, prompt(30), max_tokens=250)
     if spoil == "shape":
         bad["model.norm.weight"] = torch.ones(63)
     elif spoil == "missing":

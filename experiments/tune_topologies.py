@@ -27,5 +27,7 @@ def tuner() -> tune.Tuner:
             "topology": tune.grid_search(["even_graph", "seeded_elimination"]),
         },
         tune_config=tune.TuneConfig(metric="reward/score_mean", mode="max"),
-        run_config=tune.RunConfig(name="topologies", storage_path=str(Path("runs").resolve()), stop={"training_iteration": 10}),
+        run_config=tune.RunConfig(
+            name="topologies", storage_path=str(Path("runs").resolve()), stop={"training_iteration": 10}
+        ),
     )

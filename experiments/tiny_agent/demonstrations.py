@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +27,10 @@ Row = dict[str, str]
 class Slips:
     """Probabilities of one slip each, before they are scaled by (1 - skill)."""
 
-    skip: float = 0.45
-    careless: float = 1.0
+    skip: float = 0.3
+    careless: float = 0.9
     misquote: float = 0.3
-    invent: float = 0.15
+    invent: float = 0.1
     repeat: float = 0.25
     malformed: float = 0.08
     forget: float = 0.2
@@ -126,8 +127,19 @@ def demonstrations(count: int, seed: int) -> list[list[Message]]:
         world_seed += 1
         tasks, tools = TravelTasks(world_seed), TravelTools(world_seed)
         for task in tasks.tasks("train", min(100, count - len(conversations)), seed=world_seed):
-            conversations.append(Demonstrator(tools, rng, skill=rng.random()).play(task))
+            played = Demonstrator(tools, rng, skill=rng.random()).play(task)
+            conversations.append(rename_cities(played, list(tasks.world.cities), rng))
     return conversations
+
+
+def rename_cities(messages: list[Message], cities: list[str], rng: random.Random) -> list[Message]:
+    """In half of the conversations, put another word for each city: a city is to be copied, not known by heart."""
+    if rng.random() < 0.5:
+        return messages
+    present = [city for city in cities if any(re.search(rf"\b{city}\b", m["content"]) for m in messages)]
+    names = dict(zip(present, rng.sample(PLACE_NAMES, len(present)), strict=True))
+    pattern = re.compile(rf"\b({'|'.join(present)})\b")
+    return [{**m, "content": pattern.sub(lambda found: names[found[0]], m["content"])} for m in messages]
 
 
 def words(cities: list[str]) -> list[str]:
@@ -139,7 +151,9 @@ def drill(rng: random.Random, vocabulary: list[str]) -> tuple[str, str]:
     """(context, continuation to learn) of one copy drill: repeat a list, look rows up, or order them by a number."""
     kind = rng.random()
     if kind < 0.4:
-        items = [rng.choice(vocabulary) if rng.random() < 0.7 else str(rng.randint(1, 99)) for _ in range(rng.randint(6, 16))]
+        items = [
+            rng.choice(vocabulary) if rng.random() < 0.7 else str(rng.randint(1, 99)) for _ in range(rng.randint(6, 16))
+        ]
         return f"{' '.join(items)}\n", " ".join(items)
     names = rng.sample(vocabulary, rng.randint(2, 5))
     prices, ratings = rng.sample(range(2, 99), len(names)), rng.choices(range(1, 10), k=len(names))

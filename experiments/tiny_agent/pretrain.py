@@ -68,10 +68,15 @@ def make_tokenizer(texts: list[str], names: list[str]) -> PreTrainedTokenizerFas
     """Byte-level BPE in which every common word, number and run of punctuation is one token, with and without a space before it."""
     splitter = pre_tokenizers.Split(Regex(SPLIT), "isolated")
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence([splitter, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [splitter, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=384, special_tokens=list(SPECIAL), show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=384,
+        special_tokens=list(SPECIAL),
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     core.train_from_iterator(texts, trainer)
     state = json.loads(core.to_str())
@@ -107,7 +112,9 @@ def prepare_to_copy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast)
         if piece.startswith(SPACE) and piece[1:] in vocabulary:
             embedding[place] = embedding[vocabulary[piece[1:]]] + space
     embedding[:, -1] = 0.06  # a constant that a head without content can hold on to
-    for layer in model.model.layers:  # each layer starts by adding nothing, so what the three heads write is not drowned
+    for (
+        layer
+    ) in model.model.layers:  # each layer starts by adding nothing, so what the three heads write is not drowned
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
     rates = [model.config.rope_parameters["rope_theta"] ** (-2 * i / width) for i in range(width // 2)]
@@ -115,7 +122,10 @@ def prepare_to_copy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast)
     half, eye = width // 2, torch.eye(width)
     for weight in (previous.q_proj.weight, previous.k_proj.weight, previous.v_proj.weight):
         weight[:width] *= 0.05
-    for i in (0, 1):  # the fastest rotations tell neighbours apart: a query turned back by one step fits the token before
+    for i in (
+        0,
+        1,
+    ):  # the fastest rotations tell neighbours apart: a query turned back by one step fits the token before
         previous.q_proj.weight[i, -1], previous.q_proj.weight[i + half, -1] = math.cos(rates[i]), -math.sin(rates[i])
         previous.k_proj.weight[i, -1] = 1.0
         for norm in (previous.q_norm.weight, previous.k_norm.weight):
@@ -134,7 +144,9 @@ def prepare_to_copy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast)
             match.q_proj.weight[query * width + d, n] = 1.0
             match.k_proj.weight[key * width + d, width + n] = 1.0
         match.v_proj.weight[keys, first : first + width] += eye
-        match.o_proj.weight[first : first + width - 1, query * width : (query + 1) * width - 1] += 0.1 * torch.eye(width - 1)
+        match.o_proj.weight[first : first + width - 1, query * width : (query + 1) * width - 1] += 0.1 * torch.eye(
+            width - 1
+        )
 
 
 def encode_conversation(renderer: ChatRenderer, tools: list[dict], messages: list[Message]) -> Document:
@@ -237,7 +249,7 @@ def train(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=1800)
     parser.add_argument("--drill-steps", type=int, default=150)
     parser.add_argument("--tokens", type=int, default=6000, help="tokens per step")
     parser.add_argument("--lr", type=float, default=7e-3)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -100,31 +99,33 @@ class AgentAlgorithm(Algorithm):
         )
 
     def _collect(self) -> list[EpisodeGroup]:
-        """The next ``groups_per_step`` finished groups, oldest first.
+        """The next ``groups_per_step`` groups, in the order of their admission, once all of them have finished.
 
-        Staleness is bounded by admission: at step k at most (k + 1 + max_staleness) * groups_per_step groups have ever
-        been started. A running episode is never thrown away for its age, which would favour short ones.
+        At step k at most (k + 1 + max_staleness) * groups_per_step groups have ever been started, and they are trained
+        on in that order, so none is more than ``max_staleness`` versions old. A running episode is never thrown away
+        for its age, which would favour short ones.
 
         Raises:
             EngineUnavailable: a worker died, or no group finished for ``stall_timeout_s``.
             Interrupted: the user asked to stop.
         """
-        wanted = self.config.groups_per_step
+        wanted, patience = self.config.groups_per_step, self.config.stall_timeout_s
         self._admit((self.learner_steps + 1 + self.config.max_staleness) * wanted - self._started)
+        due = [group_id(self._taken + n) for n in range(wanted)]
         progress = time.monotonic()
-        while len(self._finished) < wanted:
+        while not all(name in self._finished for name in due):
             if self.should_stop():
                 raise Interrupted
-            fresh = [g for groups in self._call("drain", POLL_S) for g in groups]
-            self._finished.extend(fresh)
+            fresh = {g.group_id: g for groups in self._call("drain", POLL_S) for g in groups}
+            self._finished |= fresh
             progress = time.monotonic() if fresh else progress
-            if time.monotonic() - progress > self.config.stall_timeout_s:
+            if time.monotonic() - progress > patience:
+                running = self._started - self._taken - len(self._finished)
                 raise EngineUnavailable(
-                    f"no group finished within stall_timeout_s={self.config.stall_timeout_s:g} s; "
-                    f"{self._started - self._taken - len(self._finished)} are in flight"
+                    f"no group finished within stall_timeout_s={patience:g} s; {running} are in flight"
                 )
         self._taken += wanted
-        return [self._finished.popleft() for _ in range(wanted)]
+        return [self._finished.pop(name) for name in due]
 
     def _admit(self, count: int) -> None:
         """Start ``count`` groups, dealt out to the workers in turn."""
@@ -138,7 +139,7 @@ class AgentAlgorithm(Algorithm):
 
     def _job(self, task: Task, number: int) -> Job:
         return Job(
-            group_id=f"g{number:06d}", task=task, group_size=self.config.group_size, sampling=self.config.sampling_params(),
+            group_id=group_id(number), task=task, group_size=self.config.group_size, sampling=self.config.sampling_params(),
             seed=derive_seed(self.config.seed, number), greedy_first=getattr(self.config, "greedy_anchor", False),
             version=self.learner_group.version,
         )  # fmt: skip
@@ -239,7 +240,7 @@ class AgentAlgorithm(Algorithm):
         first = training_tasks(config, self.taskset)[0]
         prompt = [{"role": "system", "content": self.taskset.system_prompt}, {"role": "user", "content": first.prompt}]
         self._canary_prompt = load_renderer(config.model_path).prompt(prompt, tools)
-        self._finished: deque[EpisodeGroup] = deque()
+        self._finished: dict[str, EpisodeGroup] = {}
         self._started = self._taken = self.learner_steps = self._pushed = 0
         self.last_metrics: dict[str, float] = {}
         self.last_evaluation: dict[str, float] = {}
@@ -295,6 +296,10 @@ class AgentAlgorithm(Algorithm):
     @classmethod
     def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
         return False  # evaluation runs on the training engines: another one would cost its weights again
+
+
+def group_id(number: int) -> str:
+    return f"g{number:06d}"
 
 
 __all__ = ["AgentAlgorithm", "AgentEnvRunner", "Interrupted", "Scores"]

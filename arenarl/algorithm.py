@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from arenarl.batching import Batch, Stream, pack, policy_gradient_stream
 from arenarl.comparison import compare_attempts, evaluation_judge
@@ -220,8 +221,10 @@ class AgentAlgorithm(Algorithm):
         if self.run_folder and self.tracker:
             self.run_folder.append_metrics(self.learner_steps, self.last_evaluation)
             self.tracker.log_metrics(self.learner_steps, self.last_evaluation)
+        leaf = MetricsLogger(root=False)
         for name, value in results.items():
-            self.metrics.log_value((EVALUATION_RESULTS, ENV_RUNNER_RESULTS, *name.split("/")), value, window=1)
+            leaf.log_value(tuple(name.split("/")), value, window=1)
+        self.metrics.aggregate([leaf.reduce()], key=(EVALUATION_RESULTS, ENV_RUNNER_RESULTS))
         steps = sum(e.env_steps() for e in episodes)
         return results, steps, steps
 

@@ -190,8 +190,9 @@ class McpSession:
     async def _own(self) -> None:
         """Enter, hold and leave the client: the only task that touches it."""
         try:
+            target = self._make_client()  # before the timer: the first import of the SDK may take long
             # One timer for both ends. An anyio scope would have to be left before the client's, so it cannot be one.
-            async with asyncio.timeout(self.spec.start_timeout) as deadline, self._make_client() as client:
+            async with asyncio.timeout(self.spec.start_timeout) as deadline, target as client:
                 self._tools = await self._list(client)
                 deadline.reschedule(None)
                 self._client = client

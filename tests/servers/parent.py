@@ -21,7 +21,7 @@ SERVER = shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("f
 async def main() -> None:
     sessions = []
     for n in range(2):
-        spec = ServerSpec(name=f"s{n}", command="sh", args=("-c", f"{SERVER}; true"))
+        spec = ServerSpec(name=f"s{n}", command="sh", args=("-c", f"{SERVER}; true"), start_timeout=200.0)
         sessions.append(await McpSession(spec).start())
     family = [child.pid for child in psutil.Process().children(recursive=True)]
     copy = 0

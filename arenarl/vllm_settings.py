@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from arenarl.errors import ConfigError
 
@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 BLOCK = 32  # tokens in a block of the prefix cache: the smallest that vLLM takes on CPU
 PREFILL_TOKENS = 4096  # prompt tokens that one step of the engine computes at most on CPU
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Core = Literal["process", "thread"]
 QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -56,14 +58,14 @@ class EngineConfig:
     """
 
     model: str
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     max_model_len: int = 2048
     max_num_seqs: int = 64
     kv_cache_bytes: int = 128 << 20
     gpu_memory_utilization: float = 0.9
     seed: int = 0
     weights_dir: str | None = None
-    core: Literal["process", "thread"] = "process"
+    core: Core = "process"
 
     def __post_init__(self) -> None:
         context = read_model(self.model).context
@@ -71,8 +73,11 @@ class EngineConfig:
             raise ConfigError(f"max_model_len={self.max_model_len} must lie in [1, {context}], the model's context")
         if self.max_num_seqs < 1:
             raise ConfigError(f"max_num_seqs={self.max_num_seqs} must be at least 1")
-        if self.core not in ("process", "thread"):
-            raise ConfigError(f"core={self.core!r} must be 'process' or 'thread'")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization} must lie in (0, 1]")
+        for name, choices in (("dtype", get_args(Dtype)), ("core", get_args(Core))):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(choices)}")
 
 
 def read_model(folder: str) -> ModelFacts:

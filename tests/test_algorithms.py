@@ -54,7 +54,9 @@ async def test_arena_of_equals_carries_no_signal():
 
 
 async def test_arena_keeps_members_in_place_when_some_failed():
-    scores = await ArenaRL.score_group(group(0.9, 0.0, 0.5, 0.1, failed=(1,)), arena(topology="round_robin"), RubricJudge())
+    scores = await ArenaRL.score_group(
+        group(0.9, 0.0, 0.5, 0.1, failed=(1,)), arena(topology="round_robin"), RubricJudge()
+    )
     assert scores.rewards == pytest.approx((1.0, None, 0.5, 0.0))
     assert {member for game in scores.games for member in (game.i, game.j)} == {0, 2, 3}
 

@@ -379,8 +379,9 @@ def test_settings_that_cannot_work_are_refused_by_name(tiny_model_dir, tmp_path)
     folder = str(tiny_model_dir)
     with pytest.raises(ConfigError, match="max_model_len=2049 must lie in \\[1, 2048\\]"):
         EngineConfig(model=folder, max_model_len=2049)
-    with pytest.raises(ConfigError, match="core='gpu'"):
-        EngineConfig(model=folder, core="gpu")
+    for wrong in ({"core": "gpu"}, {"dtype": "int8"}, {"max_num_seqs": 0}, {"gpu_memory_utilization": 1.5}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            EngineConfig(model=folder, **wrong)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="no usable configuration: KeyError"):
         read_model(str(tmp_path))

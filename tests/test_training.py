@@ -17,7 +17,12 @@ SMALL = ["group_size=4", "groups_per_step=2", "evaluation_duration=10", "max_num
 def start(run: Path, *overrides: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "arenarl.cli", "train", QUICKSTART, *SMALL, *overrides, "--run-dir", str(run)]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=dict(os.environ)
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env=dict(os.environ),
     )
 
 
@@ -43,7 +48,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 def test_a_run_writes_what_scripts_rely_on(finished):
     run, output = finished
     summary = json.loads((run / "summary.json").read_text())
-    for key in ("win_rate", "win_rate_ci", "checklist_before", "checklist_after", "valid_calls_before", "valid_calls_after"):
+    for key in (
+        "win_rate",
+        "win_rate_ci",
+        "checklist_before",
+        "checklist_after",
+        "valid_calls_before",
+        "valid_calls_after",
+    ):
         assert key in summary
     assert (summary["steps"], summary["seed"]) == (3, 7) and summary["train_seconds"] > 0
     assert json.loads((run / "config.json").read_text())["group_size"] == 4

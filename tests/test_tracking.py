@@ -487,8 +487,13 @@ def test_a_store_that_does_not_exist_costs_one_warning(tmp_path: Path, caplog: p
 
 
 def test_a_read_only_database_costs_one_warning(
-    tracked: MLflowTracker, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+    tracked: MLflowTracker,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # MLflow takes the path of this URI for a relative one and makes folders for it
     tracker = again(tracked.tracking_uri.replace("sqlite:///", "sqlite:///file:") + "?mode=ro&uri=true", experiment="é")
     folder = RunFolder(tmp_path / "run")
     a_short_run(tracker, folder)

@@ -6,9 +6,11 @@
     r_i      = 1 - Rank_i / (G - 1)
     A_i      = (r_i - mean r) / (sd r + eps)
 
-Departures: the default plan is an even comparison graph with a least-squares estimator, which costs as many games as seeded
-elimination and orders better (`arenarl.arena`); ties give equal ranks; an outage removes a game; the greedy member is ranked
-but not trained on, since the policy that is trained did not sample it.
+Departures: the default plan is an even comparison graph (2 G games in one round, where seeded elimination takes 2 G - 2 in
+1 + log2 G) with a least-squares estimator, whose scores are the rewards as they are: in simulation it orders better
+(`benchmarks/topologies.py`), and equal attempts stay equal. The topologies of the paper come with the paper's ranks. Ties share
+their rank; an outage removes a game; the greedy member is ranked but not trained on, since the policy that is trained did not
+sample it.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ LAYERS = (
     " arenarl.vllm_worker arenarl.engine arenarl.judge arenarl.arena arenarl.estimators arenarl.batching"
     " arenarl.causal_lm arenarl.tracking arenarl.traces arenarl.console arenarl.envs.",
     "arenarl.rollout arenarl.env_runner arenarl.learner arenarl.learner_group arenarl.rllib_compat arenarl.metrics",
-    "arenarl.config arenarl.preflight arenarl.algorithm arenarl.evaluate arenarl.algorithms.",
+    "arenarl.config arenarl.preflight arenarl.comparison arenarl.algorithm arenarl.evaluate arenarl.algorithms.",
     "arenarl.training arenarl.plan arenarl.cli experiments. benchmarks.",
 )
 PLACES = {place: layer for layer, places in enumerate(LAYERS) for place in places.split()}

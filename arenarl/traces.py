@@ -183,7 +183,7 @@ def _trace_info(
         "reward": trace.reward,
         "advantage": trace.advantage,
         "score": episode.score,
-        **{f"item: {k}": v for k, v in episode.checklist.items()},
+        **{f"task: {k}": v for k, v in episode.checklist.items()},
     }
     sampled, total = episode.num_sampled, episode.num_tokens
     usage = {"input_tokens": total - sampled, "output_tokens": sampled, "total_tokens": total}

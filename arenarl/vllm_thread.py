@@ -70,7 +70,8 @@ class CoreThread:
         try:
             self._core = EngineCoreProc(**launch, engine_index=0)
             torch.set_num_threads = set_num_threads  # vLLM's CPU worker switches it off for the whole process
-            self._core.run_busy_loop()
+            if not self.manager_stopped.is_set():
+                self._core.run_busy_loop()
         except SystemExit:
             pass
         except BaseException:

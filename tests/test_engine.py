@@ -64,8 +64,8 @@ async def sample(engine: VLLMEngine, ids: list[int], sampling: SamplingParams, n
 
 async def started(engine: VLLMEngine, ids: list[int], count: int = 1, max_tokens: int = 1900) -> list[asyncio.Task]:
     """Requests of which some tokens are sampled already: one that came after them has ended."""
-    long = SamplingParams(max_tokens=max_tokens)
-    tasks = [asyncio.create_task(sample(engine, ids, long, f"long-{i}")) for i in range(count)]
+    long = [SamplingParams(max_tokens=max_tokens, seed=i) for i in range(count)]
+    tasks = [asyncio.create_task(sample(engine, ids, params, f"long-{i}")) for i, params in enumerate(long)]
     await asyncio.sleep(0)  # let them submit first
     await sample(engine, ids, SamplingParams(max_tokens=12, temperature=0.0), "after")
     return tasks
@@ -238,6 +238,17 @@ async def test_many_requests_at_once(engine, model):
     assert max(gap(model, ids, d) for ids, d in zip(asked, done, strict=True)) < BOUND
 
 
+async def test_more_seeded_prompt_tokens_than_a_step_takes(engine, model):
+    await push(engine, dict(model.named_parameters()))
+    asked = [
+        prompt(1900 + i, start=i) for i in range(5)
+    ]  # vLLM 0.32 on CPU dies of a seeded prompt that it cuts in two
+    params = [SamplingParams(max_tokens=5, seed=i) for i in range(5)]
+    runs = (sample(engine, ids, p, f"big-{p.seed}") for ids, p in zip(asked, params, strict=True))
+    done = await asyncio.gather(*runs)
+    assert max(gap(model, ids, d) for ids, d in zip(asked, done, strict=True)) < BOUND
+
+
 async def test_one_seed_gives_one_completion(engine):
     seeded = SamplingParams(max_tokens=30, seed=7)
     alone = await sample(engine, prompt(12), seeded)
@@ -292,7 +303,7 @@ async def test_an_untied_model_ends_at_its_end_of_sequence_follows_updates_and_l
     sampling = SamplingParams(max_tokens=24, temperature=0.8)
     for weights in (dict(untied.named_parameters()), shifted(untied, seed=6), shifted(untied, seed=7)):
         await push(engine, weights)
-        done = await asyncio.gather(*(sample(engine, prompt(40), sampling, f"{i}") for i in range(16)))
+        done = await asyncio.gather(*(sample(engine, prompt(40), replace(sampling, seed=i), f"{i}") for i in range(16)))
         judge = with_weights(untied, weights)
         assert max(gap(judge, prompt(40), d, 0.8) for d in done) < BOUND
         assert all((d.finish_reason == "stop") == (d.token_ids[-1] in ends) for d in done)

@@ -147,8 +147,14 @@ def words(cities: list[str]) -> list[str]:
     return [*PLACE_NAMES, *cities, *CATEGORIES, *DAYS, *SKIES, *MODES]
 
 
-def drill(rng: random.Random, vocabulary: list[str]) -> tuple[str, str]:
-    """(context, continuation to learn) of one copy drill: repeat a list, look rows up, or order them by a number."""
+def drill(rng: random.Random, vocabulary: list[str], quotes: float = 0.0) -> tuple[str, str]:
+    """(context, continuation to learn) of one copy drill: repeat a list, look rows up, or order them by a number.
+
+    Args:
+        quotes: share of drills that put words of a sentence into JSON, as the arguments of a call do.
+    """
+    if quotes and rng.random() < quotes:
+        return quote_drill(rng, vocabulary)
     kind = rng.random()
     if kind < 0.4:
         items = [
@@ -168,6 +174,16 @@ def drill(rng: random.Random, vocabulary: list[str]) -> tuple[str, str]:
         return f"name usd rating\n{table}\ncheapest\n", "\n".join(rows[i] for i in cheapest)
     best = sorted(places, key=lambda i: -ratings[i])
     return f"name usd rating\n{table}\nbest rated\n", "\n".join(rows[i] for i in best)
+
+
+def quote_drill(rng: random.Random, vocabulary: list[str]) -> tuple[str, str]:
+    """Words of a sentence as JSON values: the same words, but with quotes where there were spaces."""
+    names = rng.sample(vocabulary, rng.randint(1, 4))
+    keys = rng.sample(("city", "place", "origin", "destination", "day", "category", "query"), len(names))
+    sentence = " ".join(
+        f"{rng.choice(('in', 'from', 'to', 'near', 'on', 'way', 'Find', 'Plan'))} {name}" for name in names
+    )
+    return f"{sentence}.\n", json.dumps(dict(zip(keys, names, strict=True)))
 
 
 __all__ = ["TOOLS", "Demonstrator", "Slips", "demonstrations", "drill", "words"]

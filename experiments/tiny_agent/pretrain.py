@@ -23,7 +23,7 @@ import torch
 from demonstrations import TOOLS, demonstrations, drill, words
 from jinja2 import Template
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from arenarl.chat import ChatRenderer
 from arenarl.envs.travel import TravelTasks
@@ -149,6 +149,17 @@ def prepare_to_copy(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast)
         )
 
 
+def new_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    config = Qwen3Config(
+        vocab_size=-(-len(tokenizer) // 64) * 64, hidden_size=128, intermediate_size=384, num_hidden_layers=5,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    model = Qwen3ForCausalLM(config)
+    prepare_to_copy(model, tokenizer)
+    return model
+
+
 def encode_conversation(renderer: ChatRenderer, tools: list[dict], messages: list[Message]) -> Document:
     """Ids and loss mask, built by the very renderer that the rollouts use, so training text is rollout text."""
     first = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
@@ -227,7 +238,7 @@ def train(
             for group in optim.param_groups:
                 group["lr"] = args.lr * scale
         # copying is learned from dense repetition first; then drills fade to a small share
-        on_drill = rng.random() < (0.8 if step < args.drill_steps else 0.15)
+        on_drill = rng.random() < (0.8 if step < args.drill_steps else args.drill_share)
         loss = batch_loss(model, next(drill_batches if on_drill else demo_batches))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -251,9 +262,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=1800)
     parser.add_argument("--drill-steps", type=int, default=150)
+    parser.add_argument("--drill-share", type=float, default=0.15, help="share of drills after the first steps")
     parser.add_argument("--tokens", type=int, default=6000, help="tokens per step")
     parser.add_argument("--lr", type=float, default=7e-3)
     parser.add_argument("--demonstrations", type=int, default=10000)
+    parser.add_argument("--quotes", type=float, default=0.0, help="share of drills that put words into JSON")
+    parser.add_argument("--init", type=Path, help="go on from this folder, tokenizer included")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -263,20 +277,14 @@ def main() -> None:
     names = words(list(TravelTasks().world.cities))
     texts = [m["content"] for c in conversations[:2000] for m in c]
     texts += 20 * [Template(CHAT_TEMPLATE).render(messages=conversations[0], tools=tool_schemas())]
-    tokenizer = make_tokenizer(texts, names)
+    tokenizer = AutoTokenizer.from_pretrained(args.init) if args.init else make_tokenizer(texts, names)
     args.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(args.out)
     renderer, tools = ChatRenderer(tokenizer), tool_schemas()
     demos = [encode_conversation(renderer, tools, c) for c in conversations]
-    drills = [encode_drill(tokenizer, *drill(rng, names)) for _ in range(30_000)]
+    drills = [encode_drill(tokenizer, *drill(rng, names, args.quotes)) for _ in range(30_000)]
     held = [encode_conversation(renderer, tools, c) for c in demonstrations(64, seed=args.seed + 1000)]
-    config = Qwen3Config(
-        vocab_size=-(-len(tokenizer) // 64) * 64, hidden_size=128, intermediate_size=384, num_hidden_layers=5,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    model = Qwen3ForCausalLM(config)
-    prepare_to_copy(model, tokenizer)
+    model = Qwen3ForCausalLM.from_pretrained(args.init, dtype=torch.float32) if args.init else new_model(tokenizer)
     mean = sum(len(ids) for ids, _ in demos) / len(demos)
     print(
         f"{sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}, {mean:.0f} tokens an episode",

@@ -31,7 +31,7 @@ from arenarl.metrics import StepClock, episode_metrics, group_metrics, learner_m
 from arenarl.preflight import preflight, training_tasks
 from arenarl.rllib_compat import call_runners, num_remote_runners
 from arenarl.rollout import Job, derive_seed
-from arenarl.tracking import MLflowTracker, RunFolder
+from arenarl.tracking import MLflowTracker, RunFolder, metric_family
 from arenarl.types import Episode, EpisodeGroup, Game, Task
 
 POLL_S = 0.25
@@ -264,6 +264,7 @@ class AgentAlgorithm(Algorithm):
         self.learner_steps += 1
         self.last_metrics = metrics
         for name, value in metrics.items():
+            metric_family(name)
             self.metrics.log_value(tuple(name.split("/")), value, window=1)
         if self.run_folder and self.tracker:
             for group in groups:

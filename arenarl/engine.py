@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from arenarl.errors import (
     ArenaError,
@@ -38,6 +38,7 @@ from arenarl.vllm_settings import EngineConfig, prepare_vllm, read_model
 if TYPE_CHECKING:
     import torch
     from vllm import RequestOutput
+    from vllm.logprobs import Logprob
     from vllm.v1.engine.async_llm import AsyncLLM
 
 START_TIMEOUT_S = 600.0
@@ -103,9 +104,8 @@ def read_output(output: RequestOutput) -> Completion:
         EngineError: the request failed inside, a token lacks its version, or a log-prob is not finite (broken weights).
     """
     sample = output.outputs[0]
-    logprobs = tuple(
-        ranked[token].logprob for ranked, token in zip(sample.logprobs or (), sample.token_ids, strict=True)
-    )
+    ranked = cast("Sequence[Mapping[int, Logprob]]", sample.logprobs or ())  # one entry each: the sampled token
+    logprobs = tuple(entry[token].logprob for entry, token in zip(ranked, sample.token_ids, strict=True))
     versions = tuple(int(span.version) for span in sample.weight_versions or () for _ in range(span.start, span.end))
     if sample.finish_reason not in ("stop", "length", "abort") or len(versions) != len(sample.token_ids):
         raise EngineError(
@@ -120,7 +120,7 @@ def read_output(output: RequestOutput) -> Completion:
         token_ids=tuple(sample.token_ids),
         logprobs=logprobs,
         versions=versions,
-        finish_reason=sample.finish_reason,
+        finish_reason=cast('Literal["stop", "length", "abort"]', sample.finish_reason),
         num_cached_tokens=output.num_cached_tokens or 0,
     )
 
@@ -222,6 +222,7 @@ class VLLMEngine:
     ) -> RequestOutput:
         from vllm import SamplingParams as VLLMSamplingParams
         from vllm.exceptions import VLLMClientError
+        from vllm.inputs import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
         params = VLLMSamplingParams(
@@ -233,7 +234,7 @@ class VLLMEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        prompt = {"type": "token", "prompt_token_ids": list(prompt_ids)}
+        prompt = tokens_input(list(prompt_ids))
         try:
             async with aclosing(llm.generate(prompt, params, request_id)) as outputs:
                 return [output async for output in outputs][-1]

@@ -7,7 +7,7 @@ A mask says True for tokens that the policy sampled; every other token is contex
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NotRequired, TypedDict
 
@@ -274,8 +274,3 @@ class EpisodeGroup:
     def flat(self) -> bool:
         """True if the group carries no signal: no advantage differs from zero."""
         return not any(a for a in self.advantages)
-
-
-def to_jsonable(value: Any) -> Any:
-    """A dataclass of this module as plain JSON data."""
-    return asdict(value)

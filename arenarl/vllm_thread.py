@@ -15,7 +15,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCoreProc
 
 log = logging.getLogger(__name__)
 
@@ -50,16 +53,16 @@ def run_core(*args: Any, **kwargs: Any) -> None:
 class CoreThread:
     """Has the methods of vLLM's `CoreEngineProcManager` that its client calls, and runs one core in a daemon thread."""
 
-    def __init__(self, **launch: object) -> None:
+    def __init__(self, **launch: Any) -> None:
         self.manager_stopped = threading.Event()
         self.failed_proc_name: str | None = None
         self._over = threading.Event()
         self._sentinel, self._life = socket.socketpair()  # the client polls the one for the end of the other
-        self._core = None
+        self._core: EngineCoreProc | None = None
         self._thread = threading.Thread(target=self._run, args=(launch,), name="EngineCore", daemon=True)
         self._thread.start()
 
-    def _run(self, launch: dict) -> None:
+    def _run(self, launch: dict[str, Any]) -> None:
         import torch
         from vllm.v1.engine.core import EngineCoreProc
 
@@ -121,9 +124,10 @@ def core_in(place: Literal["process", "thread"]) -> Iterator[None]:
     with _launching:
         manager, entry = utils.CoreEngineProcManager, EngineCoreProc.run_engine_core
         if place == "thread":
-            utils.CoreEngineProcManager = CoreThread
+            utils.CoreEngineProcManager = CoreThread  # type: ignore[misc, assignment]
         EngineCoreProc.run_engine_core = staticmethod(run_core)  # pickled by name: the child has the original
         try:
             yield
         finally:
-            utils.CoreEngineProcManager, EngineCoreProc.run_engine_core = manager, staticmethod(entry)
+            utils.CoreEngineProcManager = manager  # type: ignore[misc]
+            EngineCoreProc.run_engine_core = staticmethod(entry)

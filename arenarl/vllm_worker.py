@@ -11,7 +11,7 @@ Two things happen at import, in the process of the engine core:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
 from vllm import _custom_ops
@@ -49,7 +49,7 @@ class WeightFileExtension:
                 any other failure in here.
         """
         leftovers.add(str(Path(path).parent))
-        model = self.model_runner.get_model()
+        model: Any = self.model_runner.get_model()
         wanted = {name for name, _ in model.named_parameters()}
         in_place = current_platform.is_cpu()
         with set_current_vllm_config(self.vllm_config), safe_open(path, "pt") as file:

@@ -15,7 +15,7 @@ def config() -> ArenaRLConfig:
         ArenaRLConfig()
         .environment("arenarl.envs.travel:TravelTasks")
         .agent(model_path=str(MODEL), max_model_len=768, max_num_seqs=96, max_tokens=64)
-        .training(lr=3e-4, group_size=8, groups_per_step=8, max_staleness=1, num_steps=50)
+        .training(lr=3e-4, group_size=8, groups_per_step=8, max_staleness=1, num_steps=60)
         .env_runners(num_env_runners=1)
         .arena(topology="even_graph")
         .evaluation(evaluation_interval=10, evaluation_duration=128)

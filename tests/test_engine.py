@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +19,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from arenarl.engine import EngineConfig, VLLMEngine, check_request
-from arenarl.errors import ConfigError, DeadlineExceeded, EngineUnavailable, InvalidRequest, WeightUpdateFailed
+from arenarl.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest, WeightUpdateFailed
 from arenarl.types import Completion, SamplingParams
-from arenarl.vllm_settings import engine_args, read_model
 
 BOUND = 1e-4  # float32 log-probs of two implementations
 
@@ -321,6 +321,16 @@ async def test_an_untied_model_ends_at_its_end_of_sequence_follows_updates_and_l
         await sample(engine, prompt(40), sampling)
 
 
+async def test_a_start_that_fails_says_so_and_leaves_no_engine(tiny_model_dir, tmp_path):
+    shutil.copytree(tiny_model_dir, tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"nothing")
+    engine = VLLMEngine(EngineConfig(model=str(tmp_path / "broken"), core="thread"), engine_id="stillborn")
+    with pytest.raises(EngineUnavailable, match="stillborn did not start"):
+        await engine.start()
+    with pytest.raises(EngineUnavailable, match="stillborn is not started"):
+        await engine.weight_version()
+
+
 def children() -> set[psutil.Process]:
     """Processes under this one, but for the tracker that Python keeps for itself."""
     return {p for p in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())}
@@ -374,38 +384,3 @@ def test_a_core_ends_and_cleans_up_when_its_parent_is_killed(tmp_path):
         parent.kill()
     assert not psutil.wait_procs([core], timeout=20)[1]
     assert not (tmp_path / "weights").exists()
-
-
-def test_a_missing_model_is_refused_before_vllm_is_imported():
-    code = (
-        "import sys; from arenarl.engine import EngineConfig\n"
-        "try: EngineConfig(model='no/such')\n"
-        "except Exception as e: print(type(e).__name__, e, 'vllm' in sys.modules, 'torch' in sys.modules)"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout
-    assert out.startswith("ConfigError model folder 'no/such' does not exist; ") and out.endswith("False False\n")
-
-
-def test_settings_that_cannot_work_are_refused_by_name(tiny_model_dir, tmp_path):
-    folder = str(tiny_model_dir)
-    with pytest.raises(ConfigError, match="max_model_len=2049 must lie in \\[1, 2048\\]"):
-        EngineConfig(model=folder, max_model_len=2049)
-    for wrong in ({"core": "gpu"}, {"dtype": "int8"}, {"max_num_seqs": 0}, {"gpu_memory_utilization": 1.5}):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            EngineConfig(model=folder, **wrong)
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="no usable configuration: KeyError"):
-        read_model(str(tmp_path))
-    # (2048 / 32 + 1) blocks x 32 tokens x 2 (key, value) x 2 layers x 32 values x 4 bytes
-    with pytest.raises(ConfigError, match="give at least 1064960 bytes"):
-        engine_args(EngineConfig(model=folder, kv_cache_bytes=1064959), "cpu")
-    with pytest.raises(ConfigError, match="core='thread'"):
-        engine_args(EngineConfig(model=folder, core="thread"), "cuda")
-
-
-def test_no_setting_of_the_cpu_reaches_a_gpu(tiny_model_dir):
-    config = EngineConfig(model=str(tiny_model_dir))
-    cpu, cuda = engine_args(config, "cpu"), engine_args(config, "cuda")
-    assert (cpu["dtype"], cuda["dtype"]) == ("float32", "bfloat16")
-    assert not {"enforce_eager", "distributed_executor_backend", "kv_cache_memory_bytes", "block_size"} & set(cuda)
-    assert cpu["logprobs_mode"] == cuda["logprobs_mode"] == "processed_logprobs"

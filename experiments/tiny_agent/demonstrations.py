@@ -118,15 +118,16 @@ class Demonstrator:
         return f"{label}: {name} {row[unit]} {unit}"
 
 
-def demonstrations(count: int, seed: int) -> list[list[Message]]:
-    """``count`` conversations: training cities, world seeds from 1 on, skill uniform in [0, 1]."""
+def demonstrations(count: int, seed: int, splits: tuple[str, ...] = ("train",)) -> list[list[Message]]:
+    """``count`` conversations: cities of the splits in turn, world seeds from 1 on, skill uniform in [0, 1]."""
     rng = random.Random(f"demonstrations/{seed}")
     conversations: list[list[Message]] = []
     world_seed = 1000 * seed
     while len(conversations) < count:
         world_seed += 1
         tasks, tools = TravelTasks(world_seed), TravelTools(world_seed)
-        for task in tasks.tasks("train", min(100, count - len(conversations)), seed=world_seed):
+        split = splits[world_seed % len(splits)]
+        for task in tasks.tasks(split, min(100, count - len(conversations)), seed=world_seed):
             played = Demonstrator(tools, rng, skill=rng.random()).play(task)
             conversations.append(rename_cities(played, list(tasks.world.cities), rng))
     return conversations

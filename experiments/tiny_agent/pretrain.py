@@ -266,6 +266,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=6000, help="tokens per step")
     parser.add_argument("--lr", type=float, default=7e-3)
     parser.add_argument("--demonstrations", type=int, default=10000)
+    parser.add_argument("--all-cities", action="store_true", help="demonstrate in the cities of both splits")
     parser.add_argument("--quotes", type=float, default=0.0, help="share of drills that put words into JSON")
     parser.add_argument("--init", type=Path, help="go on from this folder, tokenizer included")
     parser.add_argument("--seed", type=int, default=1)
@@ -273,7 +274,8 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
     rng = random.Random(args.seed)
-    conversations = demonstrations(args.demonstrations, seed=args.seed)
+    splits = ("train", "heldout") if args.all_cities else ("train",)
+    conversations = demonstrations(args.demonstrations, args.seed, splits)
     names = words(list(TravelTasks().world.cities))
     texts = [m["content"] for c in conversations[:2000] for m in c]
     texts += 20 * [Template(CHAT_TEMPLATE).render(messages=conversations[0], tools=tool_schemas())]
@@ -292,9 +294,6 @@ def main() -> None:
     )
     train(model, demos, drills, held, args)
     model.to(torch.bfloat16).save_pretrained(args.out)
-    (args.out / "training.json").write_text(
-        json.dumps({k: str(v) for k, v in vars(args).items() if k != "out"}, indent=1) + "\n"
-    )
 
 
 if __name__ == "__main__":

@@ -338,8 +338,11 @@ class RolloutLoop:
             self._changed.notify_all()
 
     async def _play_group(self, job: Job) -> EpisodeGroup:
-        async with asyncio.TaskGroup() as group:
-            attempts = [group.create_task(self._play_one(job, member)) for member in range(job.group_size)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                attempts = [group.create_task(self._play_one(job, member)) for member in range(job.group_size)]
+        except ExceptionGroup as errors:  # the first to fail ended its siblings: it is the one to report
+            raise errors.exceptions[0] from None
         return EpisodeGroup(
             group_id=job.group_id, task=job.task, episodes=tuple(a.result() for a in attempts), version=job.version
         )

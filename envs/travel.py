@@ -140,26 +140,30 @@ def _optimal(row: dict[str, str], rows: list[dict[str, str]], wish: str) -> bool
 
 
 def checklist(task: Task) -> Checklist:
-    """The typed checklist of a task: for each need four items at most, and the constraints of the whole."""
+    """The typed checklist of a task: for each need three items at most, and the constraints of the whole.
+
+    What the traveller will act on (a true claim, the wish fulfilled, the budget kept) weighs twice as much as the rest.
+    """
     needs, items = _needs(task), []
 
-    def add(name: str, about: str, check: Any) -> None:
-        items.append(ChecklistItem(name=name, check=check, about=about))
+    def add(name: str, about: str, check: Any, weight: float = 1.0) -> None:
+        items.append(ChecklistItem(name=name, check=check, about=about, weight=weight))
 
     for need in needs:
         add(f"called:{need.label}", "trajectory", lambda t, n=need: bool(_rows(t.events, n)))
         add(
             f"grounded:{need.label}", "trajectory",
-            lambda t, n=need: _supported(parse_answer(t.answer).get(n.label), _rows(t.events, n)) is not None,
+            lambda t, n=need: _supported(parse_answer(t.answer).get(n.label), _rows(t.events, n)) is not None, 2.0,
         )  # fmt: skip
         if need.wish:
-            add(f"{need.wish}:{need.label}", "answer", lambda t, n=need: _wish_met(t, n))
+            add(f"{need.wish}:{need.label}", "answer", lambda t, n=need: _wish_met(t, n), 2.0)
     if "take" in task.data:
-        add("choice", "answer", lambda t: _choice_right(t, needs))
+        add("choice", "answer", lambda t: _choice_right(t, needs), 2.0)
     if "budget" in task.data:
-        add("budget", "answer", lambda t: _within_budget(t, needs, task.data["budget"]))
+        add("budget", "answer", lambda t: _within_budget(t, needs, task.data["budget"]), 2.0)
     add("complete", "answer", lambda t: all(n.label in parse_answer(t.answer) for n in needs))
     add("no_waste", "trajectory", lambda t: _no_waste(t, needs))
+    add("valid_calls", "trajectory", _all_valid)
     return Checklist(items)
 
 
@@ -192,6 +196,12 @@ def _no_waste(trajectory: Trajectory, needs: list[Need]) -> bool:
     calls = [(e.call.name, _normal(e.call.arguments)) for e in trajectory.events]
     wanted = all(any(n.matches(e.call.name, e.call.arguments) for n in needs) for e in trajectory.events)
     return bool(calls) and wanted and len(set(calls)) == len(calls)
+
+
+def _all_valid(trajectory: Trajectory) -> bool:
+    """Some call was made, and each reached its tool: none malformed, none to an unknown tool, none with bad arguments."""
+    bad = ("parse_error", "unknown_tool", "invalid_args")
+    return bool(trajectory.events) and not any(e.result.kind in bad for e in trajectory.events)
 
 
 class TravelTasks:

@@ -219,11 +219,11 @@ NO_CAFE = {"grounded:cafe", "budget"}
 def test_names_of_the_items():
     assert list(checklist(DAY).items) == [
         "called:weather", "grounded:weather", "called:cafe", "grounded:cafe", "called:museum", "grounded:museum",
-        "budget", "complete", "no_waste",
+        "budget", "complete", "no_waste", "valid_calls",
     ]  # fmt: skip
     assert list(checklist(COMPARE).items) == [
         "called:flight", "grounded:flight", "cheap:flight", "called:train", "grounded:train", "cheap:train",
-        "choice", "complete", "no_waste",
+        "choice", "complete", "no_waste", "valid_calls",
     ]  # fmt: skip
 
 
@@ -255,9 +255,16 @@ def test_a_day_flips_exactly_the_items_it_breaks(events: list[ToolEvent], lines:
     assert failed(DAY, events, "\n".join(lines)) == expected
 
 
-def test_two_of_nine_items_broken_is_seven_ninths():
+def test_a_false_claim_and_a_broken_budget_weigh_two_each_of_fourteen():
+    # called 3 x 1, grounded 3 x 2, budget 2, complete, no_waste and valid_calls 1 each
     answer = f"{SKY_LINE}\ncafe: Lotus 11 usd\n{MUSEUM_LINE}"
-    assert score(DAY, trajectory([SKY, CAFES, MUSEUMS], answer)) == pytest.approx(7 / 9)
+    assert score(DAY, trajectory([SKY, CAFES, MUSEUMS], answer)) == pytest.approx(10 / 14)
+
+
+@pytest.mark.parametrize("kind", ["parse_error", "unknown_tool", "invalid_args"])
+def test_a_call_that_reaches_no_tool_is_invalid_and_wasted(kind: ToolResultKind):
+    stray = event("", "Error", kind)
+    assert failed(DAY, [SKY, stray, CAFES, MUSEUMS], "\n".join(DAY_LINES)) == {"valid_calls", "no_waste"}
 
 
 RIDE = {"origin": "Oslo", "destination": "Rome", "day": "Friday"}

@@ -110,7 +110,8 @@ def report_evaluation(
     for kind, episodes in [*kinds.items(), ("all", list(ours))]:
         values = episode_metrics(episodes)
         console.print(
-            f"{kind:10} n {len(episodes):4}  " + "  ".join(f"{k.partition('/')[2]} {v:.3f}" for k, v in values.items())
+            f"{kind:10} n {len(episodes):4}  " + "  ".join(f"{k.partition('/')[2]} {v:.3f}" for k, v in values.items()),
+            soft_wrap=True,
         )
     if theirs is not None:
         judge, name = evaluation_judge(config.build_taskset(), config)
@@ -118,7 +119,8 @@ def report_evaluation(
         low, high = result["win_rate_ci"]
         console.print(
             f"win rate over the second model {result['win_rate']:.3f} of decided games ({low:.3f} to {high:.3f}), "
-            f"{result['wins']} won, {result['losses']} lost, {result['ties']} tied; judge: {name}"
+            f"{result['wins']} won, {result['losses']} lost, {result['ties']} tied; judge: {name}",
+            soft_wrap=True,
         )
 
 

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from arenarl.engine import EngineConfig, VLLMEngine, check_request
 from arenarl.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest, WeightUpdateFailed
 from arenarl.types import Completion, SamplingParams
+from tests.processes import descendants
 
 BOUND = 1e-4  # float32 log-probs of two implementations
 
@@ -331,17 +332,12 @@ async def test_a_start_that_fails_says_so_and_leaves_no_engine(tiny_model_dir, t
         await engine.weight_version()
 
 
-def children() -> set[psutil.Process]:
-    """Processes under this one, but for the tracker that Python keeps for itself."""
-    return {p for p in psutil.Process().children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())}
-
-
 async def test_a_stuck_then_killed_core_is_reported_and_leaves_no_process(tiny_model_dir, model):
-    before = children()
+    before = set(descendants())
     config = EngineConfig(model=str(tiny_model_dir), max_model_len=512, kv_cache_bytes=8 << 20)
     engine = VLLMEngine(config, engine_id="doomed")
     await engine.start()
-    (core,) = children() - before
+    (core,) = set(descendants()) - before
     assert gap(model, prompt(30), await sample(engine, prompt(30), SamplingParams(max_tokens=20))) < BOUND
     version = await push(engine, shifted(model, seed=8))
     assert await engine.weight_version() == version
@@ -360,7 +356,7 @@ async def test_a_stuck_then_killed_core_is_reported_and_leaves_no_process(tiny_m
     with pytest.raises(EngineUnavailable, match="doomed"):
         await sample(engine, prompt(30), SamplingParams())
     await engine.shutdown()
-    assert children() == before
+    assert set(descendants()) == before
 
 
 def test_a_core_ends_and_cleans_up_when_its_parent_is_killed(tmp_path):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import psutil
 import pytest
 from gymnasium.utils.env_checker import check_env
 
@@ -22,6 +21,7 @@ from arenarl.errors import ConfigError, EnvError, McpServerError
 from arenarl.mcp import ServerHub, ServerSpec
 from arenarl.rubric import Checklist, ChecklistItem
 from arenarl.types import Outcome, Task, ToolCall, Trajectory
+from tests.processes import descendants
 
 FAULTY = str(Path(__file__).parent / "servers" / "faulty.py")
 
@@ -71,7 +71,7 @@ async def hub():
     hub = ServerHub()
     yield hub
     await hub.aclose()
-    assert not psutil.Process().children(recursive=True)
+    assert not descendants()
 
 
 # --- the course of an episode ------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ async def test_environment_with_a_hub_of_its_own_closes_it():
     env = AsyncToolEnv(Counting())
     await env.reset(seed=1)
     await env.aclose()
-    assert not psutil.Process().children(recursive=True)
+    assert not descendants()
 
 
 @pytest.mark.parametrize("arguments", [{"max_turns": 0}, {"episode_timeout": -1.0}, {"split": "test"}])
@@ -320,7 +320,7 @@ def gym_env() -> Iterator[ToolGymEnv]:
     yield env
     env.close()
     env.close()
-    assert not psutil.Process().children(recursive=True)
+    assert not descendants()
 
 
 def test_check_env_has_no_complaint():

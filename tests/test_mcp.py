@@ -23,6 +23,7 @@ from arenarl.errors import ConfigError, EnvError, McpServerError
 from arenarl.mcp import McpSession, ServerHub, ServerSpec, ToolSet, ToolSpec, load_mcp_config
 from arenarl.mcp.schema import argument_problem, clean_text, normalise_schema, result_text, truncate_text
 from arenarl.mcp.wire import Inbox, LineSplitter
+from tests.processes import descendants
 
 SERVERS = Path(__file__).parent / "servers"
 FAULTY = str(SERVERS / "faulty.py")
@@ -31,10 +32,6 @@ FAULTY = str(SERVERS / "faulty.py")
 def server(*args: str, **changes: Any) -> ServerSpec:
     values = {"name": "faulty", "command": sys.executable, "args": ("-I", "-S", FAULTY, *args), "call_timeout": 20.0}
     return ServerSpec(**(values | changes))
-
-
-def descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,7 @@
     for each task: G attempts, each with a score of its own
     A_i = (r_i - mean r) / sd r
 
-Departures: asymmetric clip and truncated importance weights (see `arenarl.functional`), no KL term by default, loss averaged
+Departures: the decoupled objective of `arenarl.learner` (asymmetric clip, truncated importance weights), no KL term by default, loss averaged
 per episode and then over episodes.
 """
 

@@ -239,10 +239,10 @@ class AgentAlgorithm(Algorithm):
         self.should_stop: Callable[[], bool] = lambda: False
         self.config, self.taskset = config, config.build_taskset()
         self._tasks = self.tasks()
-        tools = preflight(config, self.taskset)
+        self.listing = preflight(config, self.taskset)
         first = training_tasks(config, self.taskset)[0]
         prompt = [{"role": "system", "content": self.taskset.system_prompt}, {"role": "user", "content": first.prompt}]
-        self._canary_prompt = load_renderer(config.model_path).prompt(prompt, tools)
+        self._canary_prompt = load_renderer(config.model_path).prompt(prompt, self.listing.schemas)
         self._finished: dict[str, EpisodeGroup] = {}
         self._started = self._taken = self.learner_steps = self._pushed = 0
         self.last_metrics: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Messages to token ids under the exact-prefix rule, and assistant text to tool calls.
+"""Messages to token ids under the exact-prefix rule.
 
 What an engine sampled is never tokenised again. A turn continues a segment by *glue*: the template text between the
 sampled stop token and the next generation prompt, which carries the tool results. If the template would rewrite what
@@ -11,100 +11,75 @@ an end-of-turn marker cannot forge a turn.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from arenarl.errors import ConfigError
-from arenarl.types import Message, ToolCall
+from arenarl.mcp.results import four_characters
+from arenarl.tool_calls import ToolParser, parser_for_template
+from arenarl.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_SPOKEN = re.compile(r"<think>.*?(?:</think>|\Z)|<tool_call>(?P<call>.*?)(?P<end></tool_call>|\Z)", re.DOTALL)
 _MARK = "\ue000{}\ue001"  # private-use characters: they frame foreign text while the template is rendered
 _MARKED = re.compile("\ue000(\\d+)\ue001")
-
-
-def parse_tool_calls(text: str, first_id: int = 0) -> tuple[str, tuple[ToolCall, ...]]:
-    """Split assistant text into its prose and its Hermes-style tool calls.
-
-    Calls inside ``<think>`` are thoughts and are not executed. A malformed call keeps its raw text and says in
-    ``error`` what is wrong, so that the environment can show it to the model.
-
-    Returns:
-        (prose without thoughts and calls, calls with ids ``call_{first_id}``, ...).
-    """
-    if (end := text.find("</think>")) >= 0 and "<think>" not in text[:end]:
-        text = text[end + len("</think>") :]  # the template opened the thought in the generation prompt
-    found = [m for m in _SPOKEN.finditer(text) if m["call"] is not None]
-    calls = tuple(_parse_call(m["call"], bool(m["end"]), f"call_{first_id + n}") for n, m in enumerate(found))
-    return _SPOKEN.sub("", text).strip(), calls
-
-
-def _parse_call(raw: str, closed: bool, call_id: str) -> ToolCall:
-    def bad(reason: str, name: str = "") -> ToolCall:
-        return ToolCall(id=call_id, name=name, raw=raw.strip(), error=reason)
-
-    if not closed:
-        return bad("the call is not closed with </tool_call>")
-    try:
-        value = json.loads(raw, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        return bad(f"the call is not valid JSON: {error}")
-    if not isinstance(value, dict):
-        return bad(f"the call must be a JSON object with name and arguments, got {type(value).__name__}")
-    name, arguments = value.get("name"), value.get("arguments", {})
-    if not isinstance(name, str) or not name:
-        return bad("the call has no tool name")
-    if not isinstance(arguments, dict):
-        return bad(f"arguments must be a JSON object, got {type(arguments).__name__}", name)
-    return ToolCall(id=call_id, name=name, arguments=arguments, raw=raw.strip())
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) != len(keys):
-        raise ValueError(f"duplicate key in {keys}")
-    return dict(pairs)
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _finite(text: str) -> float:
-    if math.isinf(value := float(text)):
-        raise ValueError(f"{text} is too large")
-    return value
+_SPEECH = {"<think>", "</think>", "<tool_call>", "</tool_call>"}  # special in some vocabularies, but no turn marks
 
 
 class ChatRenderer:
     """Renders conversations for one tokenizer. Stateless, so one instance serves every episode of a worker.
 
+    Attributes:
+        parser: reads the tool calls of what was sampled.
+        thinking: the generation prompt ends inside a thought.
+
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
+        parser: of the format that the template asks for, if None.
 
     Raises:
-        ConfigError: if the tokenizer has no chat template or no end-of-sequence token.
+        ConfigError: if the tokenizer has no chat template, one that fails, or no end-of-sequence token.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, parser: ToolParser | None = None) -> None:
         if not tokenizer.chat_template:
             raise ConfigError(
-                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use an instruct model"
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use an instruct model, or give it one"
             )
         if tokenizer.eos_token is None:
             raise ConfigError(f"the tokenizer of {tokenizer.name_or_path!r} has no eos token; set one that ends a turn")
         self.tokenizer = tokenizer
-        self._dangerous = re.compile("|".join(map(re.escape, [*tokenizer.all_special_tokens, *_MARK.split("{}")])))
+        dangerous = [*(set(tokenizer.all_special_tokens) - _SPEECH), *_MARK.split("{}")]
+        self._dangerous = re.compile("|".join(map(re.escape, sorted(dangerous, key=len, reverse=True))))
+        self.thinking = self._opens_thought()
+        self.parser = parser or parser_for_template(self.template, thinking=self.thinking)
+
+    @property
+    def template(self) -> str:
+        """The chat template that is used when there are tools."""
+        return self.tokenizer.get_chat_template(tools=[{}])
+
+    def _opens_thought(self) -> bool:
+        from jinja2 import TemplateError
+
+        opening: list[Message] = [{"role": "system", "content": ""}, {"role": "user", "content": ""}]
+        try:
+            text = self._render(opening, [], {0, 1}, add_generation_prompt=True)
+        except TemplateError as error:
+            name = self.tokenizer.name_or_path
+            raise ConfigError(
+                f"the chat template of {name!r} fails on a system and a user message: {error}; use one that takes both"
+            ) from error
+        prompt = text[text.rfind(_MARK.format(1)) :]
+        return prompt.rfind("<think>") > prompt.rfind("</think>")
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
         """Token ids of a whole conversation, up to and including the generation prompt."""
-        spoken = [{**m, "content": self._harmless(m["content"])} if m["role"] == "assistant" else m for m in messages]
         foreign = {i for i, m in enumerate(messages) if m["role"] != "assistant"}
-        return self._encode(self._render(spoken, tools, foreign, add_generation_prompt=True), messages)
+        text = self._render(self._spoken(messages), tools, foreign, add_generation_prompt=True)
+        return self._encode(text, messages)
 
     def glue(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[dict[str, Any]]
@@ -118,24 +93,40 @@ class ChatRenderer:
         Returns:
             Ids to append to the segment, or None if the template rewrites the history and a new segment must begin.
         """
-        messages, everything = [*history, *new], set(range(len(history) + len(new)))
-        plain = self._render(history, tools, set(), add_generation_prompt=False)
-        if not self._render(messages, tools, set(), add_generation_prompt=True).startswith(plain):
+        foreign = {i for i, m in enumerate([*history, *new]) if m["role"] != "assistant"}
+        if self._continuation(history, new, tools, set()) is None:  # a template may look into what it is given
             return None
-        # with every content marked, the end token after the last mark of the history is the one that was sampled
-        before = self._render(history, tools, everything, add_generation_prompt=False)
-        after = self._render(messages, tools, everything, add_generation_prompt=True)
-        eos = self.tokenizer.eos_token
-        end = before.find(eos, before.rfind(_MARK.format(len(history) - 1)))
-        if end < 0 or not after.startswith(before):
-            return None
-        return self._encode(after[end + len(eos) :], messages)
+        text = self._continuation(history, new, tools, foreign)
+        return None if text is None else self._encode(text, [*history, *new])
+
+    def _continuation(
+        self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[dict[str, Any]], marked: Set[int]
+    ) -> str | None:
+        """Template text after the last turn's end token, if all before it is what the policy saw and said.
+
+        White space in what was just said may differ: templates trim it, and the segment keeps what was sampled.
+        """
+        spoken = self._spoken(history)
+        seen = self._render(spoken[:-1], tools, marked, add_generation_prompt=True)
+        whole = self._render([*spoken, *new], tools, marked, add_generation_prompt=True)
+        said, end, rest = whole[len(seen) :].partition(self.tokenizer.eos_token)
+        kept = "".join(said.split()) == "".join(spoken[-1]["content"].split())
+        return rest if kept and end and whole.startswith(seen) else None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids for people, parsers and templates; the stop token is left out."""
         eos = self.tokenizer.eos_token_id
         ids = list(token_ids[:-1] if token_ids and token_ids[-1] == eos else token_ids)
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def token_offsets(self, text: str) -> list[tuple[int, int]]:
+        """(start, end) of each token of a foreign text, in characters; a guess for a tokenizer that cannot tell."""
+        if not self.tokenizer.is_fast:
+            return four_characters(text)
+        encoded = self.tokenizer(
+            text, add_special_tokens=False, return_offsets_mapping=True, split_special_tokens=True, verbose=False
+        )
+        return list(encoded["offset_mapping"])
 
     def _render(
         self,
@@ -152,6 +143,10 @@ class ChatRenderer:
         return self.tokenizer.apply_chat_template(
             shown, tools=list(tools) or None, tokenize=False, add_generation_prompt=add_generation_prompt
         )
+
+    def _spoken(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages, with nothing in what the policy said that would be read as a mark of the template."""
+        return [{**m, "content": self._harmless(m["content"])} if m["role"] == "assistant" else m for m in messages]
 
     def _harmless(self, text: str) -> str:
         """Text without special tokens and marks, for the places where it must be encoded together with the template."""

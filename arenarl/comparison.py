@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from arenarl.config import AgentConfig
-from arenarl.env import TaskSet
 from arenarl.evaluate import bootstrap_mean_difference, win_rate
 from arenarl.judge import Judge, OracleJudge
 from arenarl.metrics import episode_metrics
+from arenarl.taskset import TaskSet
 from arenarl.types import Episode, Verdict
 
 

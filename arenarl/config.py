@@ -7,7 +7,6 @@ A key that does not exist, or that has no effect under the other options, is ref
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from arenarl.env import TaskSet
 from arenarl.errors import ConfigError, boundary
 from arenarl.judge import Judge
 from arenarl.rllib_compat import UnbuiltLearner, is_config_key, unbuilt_module_spec
+from arenarl.taskset import TaskSet, load_object
 from arenarl.types import SamplingParams
 from arenarl.vllm_settings import EngineConfig
 
@@ -45,7 +44,8 @@ class AgentConfig(AlgorithmConfig):
     SECTIONS: Mapping[str, tuple[str, ...]] = {
         "agent": (
             "model_path", "max_model_len", "max_num_seqs", "kv_cache_bytes", "engine_core", "gpu_memory_utilization",
-            "temperature", "max_tokens", "max_turns", "generate_timeout_s", "episode_timeout_s",
+            "temperature", "max_tokens", "max_turns", "max_result_tokens", "max_tools_tokens", "generate_timeout_s",
+            "episode_timeout_s",
         ),
         "training": (
             "group_size", "groups_per_step", "max_staleness", "num_steps", "warmup_steps", "weight_decay", "clip_param",
@@ -68,6 +68,8 @@ class AgentConfig(AlgorithmConfig):
         self.temperature = 1.0
         self.max_tokens = 256
         self.max_turns: int | None = None
+        self.max_result_tokens = 2048  # a longer tool result is cut in the middle
+        self.max_tools_tokens = 4096  # a longer listing is refused, unless allow-lists say that it is meant
         self.generate_timeout_s = 300.0
         self.episode_timeout_s = 600.0
         # the step
@@ -182,7 +184,7 @@ class AgentConfig(AlgorithmConfig):
             raise ConfigError("no model_path is set; give agent(model_path='folder of a Hugging Face model')")
         positive = (
             "group_size", "groups_per_step", "num_steps", "max_tokens", "tokens_per_microbatch", "num_train_tasks", "max_episodes",
-            "temperature", "lr", "stall_timeout_s", "push_timeout_s", "canary_tolerance", "generate_timeout_s", "episode_timeout_s",
+            "temperature", "max_result_tokens", "max_tools_tokens", "lr", "stall_timeout_s", "push_timeout_s", "canary_tolerance", "generate_timeout_s", "episode_timeout_s",
         )  # fmt: skip
         for name in positive:
             value = getattr(self, name)
@@ -276,24 +278,8 @@ def taskset_path(env: str) -> str:
     if "/" not in env or ":" in env:
         return env
     import gymnasium
-    from gymnasium.envs.registration import load_env_creator
 
     try:
-        return load_env_creator(str(gymnasium.spec(env).entry_point)).taskset_path
-    except (gymnasium.error.Error, AttributeError) as error:
+        return str(gymnasium.spec(env).kwargs["taskset"])
+    except (gymnasium.error.Error, KeyError) as error:
         raise ConfigError(f"environment {env!r} names no task set: {error}; give 'module:TaskSetClass'") from None
-
-
-def load_object(path: str, what: str, /, **kwargs: Any) -> Any:
-    """Import "module:Name" and call it.
-
-    Raises:
-        ConfigError: naming the path and what went wrong.
-    """
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)(**kwargs)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{what} {path!r} cannot be built: {error}; give 'module:Name'") from error

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
 import gymnasium
 
-from arenarl.async_env import MAX_CALLS_PER_TURN, AsyncToolEnv, StepResult, TaskSet
+from arenarl.async_env import VERDICT_SECONDS, AsyncToolEnv
 from arenarl.errors import EnvError
+from arenarl.taskset import TaskSet, load_object
 from arenarl.types import Message
 
-__all__ = ["MAX_CALLS_PER_TURN", "AsyncToolEnv", "StepResult", "TaskSet", "ToolGymEnv", "UnicodeText"]
-
-_ADAPTER_MARGIN = 60.0
+ADAPTER_MARGIN = 60.0
 
 T = TypeVar("T")
 
@@ -60,9 +59,14 @@ class UnicodeText(gymnasium.Space[str]):
 class ToolGymEnv(gymnasium.Env[str, str]):
     """`AsyncToolEnv` for code that is not asynchronous. Observation: the text of the new messages; action: a text.
 
-    ``info["messages"]`` has the new messages, ``info["tools"]`` (at reset) the tool schemas. Arguments are those of
-    `AsyncToolEnv`. All environments of a process share one thread with an event loop. After a fork, the child's copy
-    starts afresh and leaves the parent's servers alone.
+    ``info["messages"]`` has the new messages, ``info["tools"]`` (at reset) the tool schemas. All environments of a
+    process share one thread with an event loop. After a fork, the child's copy starts afresh and leaves the parent's
+    servers alone.
+
+    Args:
+        taskset: a task set, or "module:Class" of one.
+        env_config: keyword arguments of that class.
+        kwargs: those of `AsyncToolEnv`.
 
     Raises:
         EnvError: from any method, if called on that thread itself, where it would wait for itself for ever.
@@ -70,47 +74,61 @@ class ToolGymEnv(gymnasium.Env[str, str]):
 
     metadata = {"render_modes": []}  # noqa: RUF012
 
-    def __init__(self, taskset: TaskSet, **kwargs: Any) -> None:
-        self._arguments = (taskset, kwargs)
+    def __init__(self, taskset: TaskSet | str, env_config: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        self._taskset, self._kwargs = as_taskset(taskset, env_config), kwargs
         self._inherited: list[AsyncToolEnv] = []
         self.observation_space = UnicodeText()
         self.action_space = UnicodeText()
-        self.core = AsyncToolEnv(taskset, **kwargs)
+        self.core = AsyncToolEnv(self._taskset, **kwargs)
         self._pid = os.getpid()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         core = self._own_core()
-        limit = sum(spec.start_timeout for spec in core.taskset.servers())
-        messages, info = _on_loop(core.reset(seed=seed, options=options), limit + _ADAPTER_MARGIN)
-        return _text(messages), {**info, "messages": messages}
+        messages, info = on_loop(core.reset(seed=seed, options=options), reset_limit(core))
+        return as_text(messages), {**info, "messages": messages}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         core = self._own_core()
-        result = _on_loop(core.step(action), core.episode_timeout + _ADAPTER_MARGIN)
+        result = on_loop(core.step(action), step_limit(core))
         info = {**result.info, "messages": result.messages}
-        return _text(result.messages), result.reward, result.terminated, result.truncated, info
+        return as_text(result.messages), result.reward, result.terminated, result.truncated, info
 
     def close(self) -> None:
-        _on_loop(self._own_core().aclose(), _ADAPTER_MARGIN)
+        on_loop(self._own_core().aclose(), ADAPTER_MARGIN)
 
     def _own_core(self) -> AsyncToolEnv:
         if self._pid != os.getpid():
             self._inherited.append(self.core)  # never collected: its handles are the parent's
-            taskset, kwargs = self._arguments
-            self.core, self._pid = AsyncToolEnv(taskset, **kwargs), os.getpid()
+            self.core, self._pid = AsyncToolEnv(self._taskset, **self._kwargs), os.getpid()
         return self.core
 
 
-def _text(messages: Sequence[Message]) -> str:
+def as_taskset(taskset: TaskSet | str, env_config: Mapping[str, Any] | None = None) -> TaskSet:
+    """A task set, built if it is given as "module:Class". Raises ConfigError if that cannot be done."""
+    return load_object(taskset, "environment", **(env_config or {})) if isinstance(taskset, str) else taskset
+
+
+def as_text(messages: Sequence[Message]) -> str:
+    """The text of new messages, as an observation."""
     return "\n\n".join(message["content"] for message in messages)
+
+
+def reset_limit(core: AsyncToolEnv) -> float:
+    """Seconds after which a reset has certainly gone wrong."""
+    return sum(spec.start_timeout for spec in core.taskset.servers()) + ADAPTER_MARGIN
+
+
+def step_limit(core: AsyncToolEnv) -> float:
+    """Seconds after which a step has certainly gone wrong."""
+    return core.episode_timeout + VERDICT_SECONDS + ADAPTER_MARGIN
 
 
 _loops: dict[int, tuple[asyncio.AbstractEventLoop, threading.Thread]] = {}
 _loops_lock = threading.Lock()
 
 
-def _on_loop(work: Coroutine[Any, Any, T], seconds: float) -> T:
+def on_loop(work: Coroutine[Any, Any, T], seconds: float) -> T:
     """Run a coroutine on this process's environment thread and wait for it, at most so long."""
     with _loops_lock:
         if os.getpid() not in _loops:  # keyed by process: a thread does not survive a fork
@@ -121,7 +139,7 @@ def _on_loop(work: Coroutine[Any, Any, T], seconds: float) -> T:
         loop, thread = _loops[os.getpid()]
     if threading.current_thread() is thread:
         work.close()
-        raise EnvError("a ToolGymEnv was used on its own event loop's thread; use AsyncToolEnv there")
+        raise EnvError("an environment was used on its own event loop's thread; use AsyncToolEnv there")
     future = asyncio.run_coroutine_threadsafe(work, loop)
     try:
         return future.result(seconds)

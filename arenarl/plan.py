@@ -1,14 +1,9 @@
-"""Looks before the leap: what a run would do, whether an environment behaves, how a topology ranks."""
+"""Looks before the leap: what a run would do, and how a topology ranks."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import random
-import string
-import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,48 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from arenarl.arena import run_tournament
-from arenarl.config import AgentConfig, load_object, taskset_path
-from arenarl.env import AsyncToolEnv, TaskSet, ToolGymEnv
+from arenarl.config import AgentConfig
 from arenarl.preflight import training_tasks, wanted_resources
-from arenarl.types import Trajectory, Verdict
-
-EPISODE_LIMIT_S = 120.0
-
-
-def random_action(tools: Sequence[dict[str, Any]], rng: random.Random) -> str:
-    """What a random agent says: mostly a call with random text for each argument, now and then junk or an answer."""
-    if not tools or rng.random() < 0.2:
-        return rng.choice(("I do not know.", "<tool_call>{broken", "<tool_call>[]</tool_call>"))
-    function = rng.choice(tools)["function"]
-    values = {name: _random_value(schema, rng) for name, schema in function["parameters"].get("properties", {}).items()}
-    return f"<tool_call>\n{json.dumps({'name': function['name'], 'arguments': values})}\n</tool_call>"
-
-
-def _random_value(schema: dict[str, Any], rng: random.Random) -> Any:
-    if options := schema.get("enum"):
-        return rng.choice(options)
-    text = "".join(rng.choices(string.ascii_lowercase, k=6))
-    simple = {
-        "integer": rng.randint(0, 9),
-        "number": rng.random(),
-        "boolean": rng.random() < 0.5,
-        "array": [],
-        "object": {},
-    }
-    return simple.get(schema.get("type", "string"), text)
-
-
-async def play_random(taskset: TaskSet, split: str, seed: int) -> tuple[Trajectory, AsyncToolEnv]:
-    """One episode of the random agent, within `EPISODE_LIMIT_S`."""
-    rng, env = random.Random(seed), AsyncToolEnv(taskset, split=split)
-    try:
-        async with asyncio.timeout(EPISODE_LIMIT_S):
-            _, info = await env.reset(seed=seed)
-            while env.outcome is None:
-                await env.step(random_action(info["tools"], rng))
-        return env.trajectory(), env
-    finally:
-        await env.aclose()
+from arenarl.random_agent import play_random
+from arenarl.types import Verdict
 
 
 def show_plan(config: AgentConfig, console: Console) -> None:
@@ -109,37 +66,6 @@ def _table(title: str, rows: dict[str, Any]) -> Table:
     for name, value in rows.items():
         table.add_row(f"[dim]{name}[/]", str(value))
     return table
-
-
-def check_environment(environment: str, episodes: int, console: Console) -> bool:
-    """Gymnasium's environment checker without a warning, then a random agent; True if all is well.
-
-    Raises:
-        ConfigError: the environment cannot be built.
-    """
-    from gymnasium.envs.registration import EnvSpec
-    from gymnasium.utils.env_checker import check_env
-
-    taskset = load_object(taskset_path(environment), "environment")
-    env = ToolGymEnv(taskset)
-    env.spec = EnvSpec("arenarl/Checked-v0", entry_point=lambda **kwargs: ToolGymEnv(taskset, **kwargs))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            check_env(env)
-        finally:
-            env.close()
-    for warning in caught:
-        console.print(f"[yellow]warning[/] {warning.message}")
-    console.print(f"gymnasium check_env: {len(caught)} warnings")
-    failed = 0
-    for seed in range(episodes):
-        trajectory, core = asyncio.run(play_random(taskset, "train", seed))
-        failed += core.outcome == "failed"
-        console.print(
-            f"random agent, seed {seed}: {core.outcome} {core.detail}, {trajectory.num_turns} turns, {len(trajectory.events)} calls"
-        )
-    return not caught and not failed
 
 
 def try_topology(

@@ -5,29 +5,56 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
+from arenarl.async_env import AsyncToolEnv
 from arenarl.config import AgentConfig
-from arenarl.env import AsyncToolEnv, TaskSet
+from arenarl.env_runner import load_renderer
 from arenarl.errors import ConfigError
-from arenarl.types import Task
+from arenarl.taskset import TaskSet
+from arenarl.types import Message, Task
 from arenarl.vllm_settings import engine_args, installed_device
 
 
-def preflight(config: AgentConfig, taskset: TaskSet) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Listing:
+    """The tool schemas of an environment, as a chat template takes them, and the tokens they cost in every prompt."""
+
+    schemas: list[dict[str, Any]]
+    tokens: int
+
+
+def preflight(config: AgentConfig, taskset: TaskSet) -> Listing:
     """Build the judge, ask for tasks, start each tool server once, and see that engine and cluster are large enough.
 
-    Returns:
-        the tool schemas of the environment, as a chat template takes them.
-
     Raises:
-        ConfigError: no judge, no tasks, a cache too small for one request, or resources that the cluster does not have.
+        ConfigError: no judge, no tasks, a cache too small for one request, resources that the cluster does not have, or
+            tools that cost more than ``max_tools_tokens``.
         McpServerError: a server that does not start, with the command and its last words.
     """
     check_resources(config)
     config.build_judge()
     engine_args(config.engine_config(), installed_device())
-    return _in_a_thread(_list_tools(taskset, training_tasks(config, taskset)[0]))
+    schemas = _in_a_thread(_list_tools(taskset, training_tasks(config, taskset)[0]))
+    return check_listing(config, taskset, schemas)
+
+
+def check_listing(config: AgentConfig, taskset: TaskSet, schemas: list[dict[str, Any]]) -> Listing:
+    """Count the tokens that the tools add to a prompt; above the budget, every server must have an allow-list.
+
+    Raises:
+        ConfigError: naming the servers without one.
+    """
+    renderer, message = load_renderer(config.model_path), Message(role="user", content="?")
+    tokens = len(renderer.prompt([message], schemas)) - len(renderer.prompt([message], []))
+    open_ended = [spec.name for spec in taskset.servers() if spec.allow is None]
+    if tokens > config.max_tools_tokens and open_ended:
+        raise ConfigError(
+            f"the {len(schemas)} tools cost {tokens} tokens in every prompt, max_tools_tokens is {config.max_tools_tokens}; "
+            f"choose tools with an allow-list (x-env.allow) for {', '.join(open_ended)}, or raise max_tools_tokens"
+        )
+    return Listing(schemas, tokens)
 
 
 def training_tasks(config: AgentConfig, taskset: TaskSet) -> list[Task]:

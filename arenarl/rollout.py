@@ -20,11 +20,12 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from arenarl.async_env import AsyncToolEnv
 from arenarl.chat import ChatRenderer
 from arenarl.engine import Engine
-from arenarl.env import AsyncToolEnv, TaskSet
-from arenarl.errors import ArenaError, DeadlineExceeded, EngineUnavailable, McpServerError
+from arenarl.errors import ArenaError, DeadlineExceeded, EngineUnavailable, EnvError, McpServerError
 from arenarl.mcp.hub import ServerHub
+from arenarl.taskset import TaskSet
 from arenarl.types import Completion, Episode, EpisodeGroup, Outcome, SamplingParams, Segment, Task, Trajectory
 
 T = TypeVar("T")
@@ -51,9 +52,10 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutLimits:
-    """Bounds of one worker: assistant turns, seconds of a generation and of an episode, episodes at once."""
+    """Bounds of one worker: assistant turns, tokens of a tool result, seconds of a generation and of an episode, episodes at once."""
 
     max_turns: int | None = None
+    max_result_tokens: int = 2048
     generate_timeout_s: float = 300.0
     episode_timeout_s: float = 600.0
     max_episodes: int = 256
@@ -121,7 +123,13 @@ class EpisodePlayer:
             EngineError: the engine is gone or refuses what we built; the worker must not go on.
         """
         env = AsyncToolEnv(
-            self.taskset, hub=self.hub, max_turns=self.limits.max_turns, episode_timeout=self.limits.episode_timeout_s
+            self.taskset,
+            hub=self.hub,
+            max_turns=self.limits.max_turns,
+            episode_timeout=self.limits.episode_timeout_s,
+            max_result_tokens=self.limits.max_result_tokens,
+            token_offsets=self.renderer.token_offsets,
+            parser=self.renderer.parser,
         )
         try:
             return await self._play(env, job, member)
@@ -134,7 +142,7 @@ class EpisodePlayer:
         cached = 0
         try:
             history, info = await env.reset(seed=job.seed, options={"task": job.task})
-        except McpServerError as error:
+        except (McpServerError, EnvError) as error:
             return _failed(job, member, greedy, f"reset: {error}")
         tools = info["tools"]
         record = SegmentBuilder(self.renderer.prompt(history, tools))
@@ -153,7 +161,7 @@ class EpisodePlayer:
             record.sampled(completion)
             if completion.finish_reason != "stop":
                 full = len(record.token_ids) >= self.engine.max_model_len
-                env.truncate("context" if full else completion.finish_reason)
+                await env.truncate("context" if full else completion.finish_reason)
                 break
             said = self.renderer.decode(completion.token_ids)
             started = time.monotonic()
@@ -169,7 +177,7 @@ class EpisodePlayer:
             else:
                 record.glue(glue)
             if len(record.token_ids) >= self.engine.max_model_len - 1:
-                env.truncate("context")
+                await env.truncate("context")
                 break
         return Episode(
             episode_id=f"{job.group_id}/{member}", task=job.task, member=member, greedy=greedy,

@@ -1,20 +1,22 @@
-"""Typed checklists: each item is a code predicate over a trajectory that says met, not met, or cannot tell."""
+"""Typed checklists: named items, each of which says how far it is met, or that it cannot tell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from arenarl.errors import EnvError, boundary
+from arenarl.state import EpisodeState
 from arenarl.types import Trajectory
 
 Check = Callable[[Trajectory], bool | None]
+RewardFunction = Callable[[Trajectory, EpisodeState], Awaitable[float | None]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChecklistItem:
-    """One assertion that can be checked alone.
+    """One assertion that can be checked alone, from the trajectory.
 
     Attributes:
         name: short and stable; the key in metrics and records.
@@ -29,32 +31,63 @@ class ChecklistItem:
     about: Literal["trajectory", "answer"] = "trajectory"
 
     def __post_init__(self) -> None:
-        if not self.weight > 0:
-            raise ValueError(f"weight of checklist item {self.name!r} must be positive, got {self.weight}")
+        _check_weight(self.name, self.weight)
+
+    async def evaluate(self, trajectory: Trajectory, state: EpisodeState) -> bool | None:
+        return self.check(trajectory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward:
+    """A named reward function that may also look at what the episode left behind.
+
+    Attributes:
+        name: short and stable; the key in metrics and records.
+        function: asynchronous, returns a value in [0, 1], or None to abstain: it then carries no weight.
+        weight: relative weight, positive.
+    """
+
+    name: str
+    function: RewardFunction
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_weight(self.name, self.weight)
+
+    async def evaluate(self, trajectory: Trajectory, state: EpisodeState) -> float | None:
+        value = await self.function(trajectory, state)
+        if value is not None and not 0 <= value <= 1:
+            raise EnvError(f"reward {self.name!r} gave {value!r}; it must be in [0, 1], or None to abstain")
+        return value
+
+
+def _check_weight(name: str, weight: float) -> None:
+    if not weight > 0:
+        raise ValueError(f"weight of checklist item {name!r} must be positive, got {weight}")
 
 
 class Checklist:
     """A list of items with unique names."""
 
-    def __init__(self, items: list[ChecklistItem]) -> None:
+    def __init__(self, items: Sequence[ChecklistItem | Reward]) -> None:
         self.items = {item.name: item for item in items}
         if len(self.items) != len(items):
             raise ValueError(f"checklist items must have unique names, got {[i.name for i in items]}")
 
-    def run(self, trajectory: Trajectory) -> dict[str, bool | None]:
-        """Check every item.
+    async def run(self, trajectory: Trajectory, state: EpisodeState | None = None) -> dict[str, float | None]:
+        """How far each item is met: in [0, 1] (True and False for a `ChecklistItem`), None where it cannot tell.
 
         Raises:
-            EnvError: if a predicate raises; a broken checklist is an environment fault, not a score.
+            EnvError: if an item raises; a broken checklist is an environment fault, not a score.
         """
-        results: dict[str, bool | None] = {}
+        results: dict[str, float | None] = {}
         for name, item in self.items.items():
             with boundary(EnvError, f"checklist item {name!r}"):
-                results[name] = item.check(trajectory)
+                results[name] = await item.evaluate(trajectory, state or EpisodeState())
         return results
 
-    def score(self, results: Mapping[str, bool | None]) -> float | None:
-        """Weighted share of the decided items that are met, in [0, 1]; None if no item could be decided."""
+    def score(self, results: Mapping[str, float | None]) -> float | None:
+        """Weighted mean of the items that were decided, in [0, 1]; None if no item could be decided."""
         decided = [(self.items[name].weight, met) for name, met in results.items() if met is not None]
         total = sum(weight for weight, _ in decided)
-        return sum(weight for weight, met in decided if met) / total if total else None
+        return sum(weight * met for weight, met in decided) / total if total else None

@@ -128,6 +128,8 @@ def _train(algorithm: AgentAlgorithm, console: Console) -> dict[str, Any]:
     config, taskset = algorithm.config, algorithm.taskset
     tasks = taskset.tasks("heldout", config.evaluation_duration, seed=HELD_OUT_SEED)
     judge, judge_name = evaluation_judge(taskset, config)
+    listing = algorithm.listing
+    console.print(f"{len(listing.schemas)} tools, {listing.tokens} tokens in every prompt")
     with console.status(f"playing {len(tasks)} held-out tasks with the starting policy"):
         before = algorithm.play(tasks, name="before", seed=HELD_OUT_SEED)
     algorithm.reference = before

@@ -42,7 +42,10 @@ INFRASTRUCTURE_KINDS: frozenset[str] = frozenset({"timeout", "server_dead", "pro
 
 @dataclass(frozen=True, kw_only=True)
 class ToolResult:
-    """What came back. ``text`` is what the model reads; ``structured`` is the tool's structured content, if any."""
+    """What came back. ``text`` is what the model reads; ``structured`` is the tool's structured content, if any.
+
+    ``server`` and ``tool`` are the canonical names, whatever name the model used. ``cached`` says that no call was made.
+    """
 
     kind: ToolResultKind
     text: str
@@ -50,6 +53,7 @@ class ToolResult:
     tool: str = ""
     structured: Any = None
     truncated: bool = False
+    cached: bool = False
     seconds: float = 0.0
 
     @property
@@ -168,7 +172,7 @@ class Episode:
         member: index in the group, 0 first.
         greedy: decoded at temperature 0 (ArenaRL's anchor); ranked, but not trained on.
         detail: kind of the failure or truncation ("timeout", "turns", "length", "context"), empty if scored.
-        checklist: item name to met (True), not met (False) or could not be decided (None).
+        checklist: item name to how far it is met, in [0, 1] (True and False for a yes or no), or None if undecided.
         score: weighted share of the checklist that was met, in [0, 1]; None if missing.
         reforks: how often the exact-prefix rule forced a new segment.
         timing: seconds by phase: generate, tools, judge.
@@ -182,7 +186,7 @@ class Episode:
     trajectory: Trajectory
     outcome: Outcome
     detail: str = ""
-    checklist: Mapping[str, bool | None] = field(default_factory=dict)
+    checklist: Mapping[str, float | None] = field(default_factory=dict)
     score: float | None = None
     reforks: int = 0
     num_cached_tokens: int = 0

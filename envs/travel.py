@@ -36,7 +36,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from arenarl.env import ToolGymEnv
 from arenarl.envs.travel_world import CATEGORIES, DAYS, Split, World, query_words
 from arenarl.errors import ConfigError
 from arenarl.mcp.config import ServerSpec
@@ -374,12 +373,3 @@ def world_rows(world: World, need: Need) -> list[dict[str, str]]:
         "search_train_tickets": lambda: world.trains(a["origin"], a["destination"], a["day"]),
     }[need.tool]()
     return [{"code": r.code, "usd": str(r.usd), "minutes": str(r.minutes)} for r in rides]
-
-
-class TravelEnv(ToolGymEnv):
-    """``gymnasium.make("arenarl/Travel-v0")``: see the module docstring."""
-
-    taskset_path = "arenarl.envs.travel:TravelTasks"
-
-    def __init__(self, seed: int = 0, **kwargs: Any) -> None:
-        super().__init__(TravelTasks(seed), **kwargs)

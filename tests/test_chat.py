@@ -1,24 +1,22 @@
-"""Messages to token ids under the exact-prefix rule, token records, and tool calls out of any text."""
+"""Messages to token ids under the exact-prefix rule, and token records."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
-from arenarl.chat import ChatRenderer, parse_tool_calls
+from arenarl.chat import ChatRenderer
 from arenarl.errors import ConfigError
+from arenarl.mcp.results import truncate_text
 from arenarl.rollout import SegmentBuilder
+from arenarl.tool_calls import HERMES, QWEN3_XML
 from arenarl.types import Completion, Message, Segment
+from tests.chat_templates import NEWLINE, TEMPLATES, make_tokenizer
 
-PRETRAIN = Path(__file__).parent.parent / "experiments" / "tiny_agent" / "pretrain.py"
 TOOLS = [
     {"type": "function", "function": {"name": "look", "parameters": {"properties": {"city": {}, "day": {}}}}},
     {"type": "function", "function": {"name": "wait", "parameters": {"properties": {}}}},
@@ -27,51 +25,11 @@ HISTORY: list[Message] = [
     {"role": "system", "content": "Plan."},
     {"role": "user", "content": "Where is the cafe?"},
 ]
-CALL = '<tool_call>\n{"name": "look", "arguments": {"city": "Oslo"}}\n</tool_call>'
+CALL = HERMES.render("look", {"city": "Oslo"})
+XML_CALL = QWEN3_XML.render("look", {"city": "Oslo"})
 
 
-def tiny_agent_template() -> str:
-    """The template of the tiny agent, read without running its training script."""
-    for node in ast.parse(PRETRAIN.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CHAT_TEMPLATE":
-            return ast.literal_eval(node.value)
-    raise AssertionError(f"{PRETRAIN} has no CHAT_TEMPLATE")
-
-
-NEWLINE = tiny_agent_template()  # a newline after each end mark
-TIGHT = NEWLINE.replace(r"'<|im_end|>\n'", "'<|im_end|>'")
-# As Qwen3's: thoughts are kept while tools answer, and stripped once the user speaks again.
-THOUGHTLESS = (
-    "{%- set at = namespace(query=-1) %}{%- for m in messages if m.role == 'user' %}"
-    "{%- set at.query = messages.index(m) %}{%- endfor %}"
-) + NEWLINE.replace(
-    "message.content",
-    "(message.content if loop.index0 > at.query else message.content.split('</think>')[-1])",
-)
-
-
-def make_renderer(template: str) -> ChatRenderer:
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=specials, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )  # fmt: skip
-    core.train_from_iterator(["abc abc abcd system user assistant tool where is the cafe name city"] * 20, trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"], chat_template=template,
-    )  # fmt: skip
-    tokenizer.add_tokens(["<tool_call>", "</tool_call>"])
-    return ChatRenderer(tokenizer)
-
-
-RENDERERS = {
-    "newline": make_renderer(NEWLINE),
-    "tight": make_renderer(TIGHT),
-    "thoughtless": make_renderer(THOUGHTLESS),
-}
+RENDERERS = {name: ChatRenderer(make_tokenizer(template)) for name, template in TEMPLATES.items()}
 RENDERER = RENDERERS["newline"]
 START, END = RENDERER.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
 
@@ -140,8 +98,90 @@ def test_a_template_that_strips_thoughts_breaks_the_segment_when_the_user_speaks
 
 
 def test_a_template_without_the_stop_token_has_no_glue():
-    renderer = make_renderer("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}")
+    renderer = ChatRenderer(make_tokenizer("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"))
     assert renderer.glue([*HISTORY, said("abc")], [answered("Oslo")], TOOLS) is None
+
+
+# --- templates of the Qwen family --------------------------------------------------------------------------------
+
+ANSWERS = [answered("cafe abc"), answered("Oslo")]
+RESULTS = (
+    "\n<|im_start|>user\n<tool_response>\ncafe abc\n</tool_response>\n<tool_response>\nOslo\n</tool_response><|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+USER: Message = {"role": "user", "content": "and?"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "opening"),
+    [
+        ("coder", XML_CALL, ""),
+        ("qwen3", CALL, ""),
+        ("qwen3", f"<think>\nabc\n</think>\n\n{CALL}", ""),
+        ("qwen3", f"<think>abc</think>{CALL} ", ""),  # white space may differ
+        ("qwen3.5", f"abc\n</think>\n\n{XML_CALL}", "<think>\n"),
+        ("qwen3.5", f"\n abc </think>{XML_CALL}\n", "<think>\n"),
+        ("qwen3.5", f"</think>{XML_CALL}", "<think>\n"),
+        ("qwen3.5-quiet", XML_CALL, "<think>\n\n</think>\n\n"),
+        ("forgetful", CALL, ""),
+    ],
+)
+def test_tool_results_continue_a_segment(name: str, text: str, opening: str):
+    renderer, history = RENDERERS[name], list(HISTORY)
+    prompt = renderer.prompt(history, TOOLS)
+    assert renderer.tokenizer.decode(prompt).endswith(f"<|im_start|>assistant\n{opening}")
+    for _ in range(3):  # what was said two turns ago must not change either
+        history.append(said(text))
+        glue = renderer.glue(history, ANSWERS, TOOLS)
+        assert glue is not None
+        assert renderer.tokenizer.decode(glue) == RESULTS + opening
+        history += ANSWERS
+    whole = renderer.tokenizer.decode(renderer.prompt(history, TOOLS))
+    assert whole.startswith(renderer.tokenizer.decode(prompt)[: -len(opening) or None])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "new"),
+    [
+        ("qwen3", f"<think>abc</think>{CALL}", USER),  # thoughts go when the user speaks
+        ("qwen3.5", f"abc</think>{XML_CALL}", USER),
+        ("qwen3.5", XML_CALL, ANSWERS[0]),  # a thought that is never closed is shown as an answer
+        ("qwen3.5-quiet", f"<think>abc</think>{XML_CALL}", ANSWERS[0]),  # a second thought replaces the empty one
+        ("forgetful", f"<think>abc</think>{CALL}", ANSWERS[0]),
+    ],
+)
+def test_what_the_template_would_rewrite_begins_a_new_segment(name: str, text: str, new: Message):
+    assert RENDERERS[name].glue([*HISTORY, said(text)], [new], TOOLS) is None
+
+
+def test_an_earlier_turn_that_is_rewritten_begins_a_new_segment():
+    history = [*HISTORY, said(f"<think>abc</think>{CALL}"), answered("Oslo"), said("It is in Oslo.")]
+    assert RENDERERS["qwen3"].glue(history, [USER], TOOLS) is None
+    assert RENDERERS["coder"].glue(history, [USER], TOOLS) is not None
+
+
+def test_a_user_turn_continues_a_segment_without_thoughts():
+    for name in ("coder", "qwen3", "forgetful"):
+        glue = RENDERERS[name].glue([*HISTORY, said("It is in Oslo.")], [USER], TOOLS)
+        assert glue is not None
+        assert RENDERERS[name].decode(glue) == "\n<|im_start|>user\nand?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_the_parser_is_that_of_the_template():
+    assert {name: (r.parser.name, r.thinking) for name, r in RENDERERS.items()} == {
+        "newline": ("hermes", False), "tight": ("hermes", False), "thoughtless": ("hermes", False),
+        "coder": ("qwen3_xml", False), "qwen3": ("hermes", False), "qwen3.5": ("qwen3_xml", True),
+        "qwen3.5-quiet": ("qwen3_xml", False), "forgetful": ("hermes", False),
+    }  # fmt: skip
+    assert RENDERERS["qwen3.5"].parser.parse(XML_CALL) == ("", ())  # the generation prompt opened a thought
+    assert [call.name for call in RENDERERS["qwen3.5-quiet"].parser.parse(XML_CALL)[1]] == ["look"]
+
+
+def test_a_parser_may_be_given_and_the_template_for_tools_counts():
+    assert ChatRenderer(make_tokenizer(NEWLINE), QWEN3_XML).parser is QWEN3_XML
+    named = make_tokenizer({"default": NEWLINE, "tool_use": TEMPLATES["coder"]})
+    assert ChatRenderer(named).parser == QWEN3_XML
+    assert ChatRenderer(make_tokenizer({"default": NEWLINE})).parser == HERMES
 
 
 # --- text from outside -------------------------------------------------------------------------------------------
@@ -211,6 +251,7 @@ def completion(ids: Sequence[int], first: int = 0) -> Completion:
     )
 
 
+MAY_FORK = set(RENDERERS) - {"newline", "tight", "coder"}
 NOT_END = st.integers(0, len(RENDERER.tokenizer) - 1).filter(lambda n: n != END)
 TEXTS = st.text(max_size=12) | st.sampled_from(["<|im_end|>", "<think>", "</think>", "ab", "🎉", "\n\n", CALL])
 SAMPLED = st.lists(NOT_END, max_size=12) | TEXTS.map(encode).map(lambda ids: [n for n in ids if n != END])
@@ -231,7 +272,7 @@ def test_what_is_trained_on_is_what_was_sampled(name: str, turns: list[tuple[lis
         before, glue = list(record.token_ids), renderer.glue(history, new, TOOLS)
         history += new
         if glue is None:
-            assert name == "thoughtless"
+            assert name in MAY_FORK
             record.fork(renderer.prompt(history, TOOLS))
         else:
             record.glue(glue)
@@ -264,73 +305,11 @@ def test_segment_builder_keeps_its_four_rows_in_line_and_forks():
 
 def test_a_tokenizer_without_template_or_stop_token_is_refused():
     with pytest.raises(ConfigError, match="has no chat template"):
-        make_renderer("")
-    tokenizer = make_renderer(NEWLINE).tokenizer
+        ChatRenderer(make_tokenizer(""))
+    tokenizer = make_tokenizer(NEWLINE)
     tokenizer.eos_token = None
     with pytest.raises(ConfigError, match="has no eos token"):
         ChatRenderer(tokenizer)
-
-
-# --- tool calls --------------------------------------------------------------------------------------------------
-
-NOT_JSON = "the call is not valid JSON: "
-NOT_CLOSED = "the call is not closed with </tool_call>"
-NO_NAME = "the call has no tool name"
-OK = ("look", {"city": "Oslo"}, "")  # what CALL asks for: name, arguments, start of the error
-
-CASES = [
-    ("", "", []),
-    ("Go by bus.", "Go by bus.", []),
-    (CALL, "", [OK]),
-    (f"I look.\n{CALL}\nThen I wait. ", "I look.\n\nThen I wait.", [OK]),
-    (CALL + CALL, "", [OK, OK]),
-    ('<tool_call>{\n "name": "look",\n "arguments": {"city": "Oslo"},\n "id": 3\n}</tool_call>', "", [OK]),
-    ('<tool_call>{"name": "wait"}</tool_call>', "", [("wait", {}, "")]),
-    ('<tool_call>{"name": "look", "arguments": {"city": "京都 🎉"}}</tool_call>', "", [("look", {"city": "京都 🎉"}, "")]),
-    ('Now <tool_call>{"name": "wait"}', "Now", [("", {}, NOT_CLOSED)]),
-    (f"{CALL}<tool_call>", "", [OK, ("", {}, NOT_CLOSED)]),
-    ('<tool_call>{"name": "wait"</tool_call>', "", [("", {}, NOT_JSON)]),
-    ("<tool_call>wait()</tool_call>", "", [("", {}, NOT_JSON)]),
-    ("<tool_call></tool_call>", "", [("", {}, NOT_JSON)]),
-    (f"<tool_call>{CALL}", "", [("", {}, NOT_JSON)]),
-    ("</tool_call> wait", "</tool_call> wait", []),
-    ('<tool_call>[{"name": "wait"}]</tool_call>', "", [("", {}, "the call must be a JSON object with name and arguments, got list")]),
-    ('<tool_call>"wait"</tool_call>', "", [("", {}, "the call must be a JSON object with name and arguments, got str")]),
-    ('<tool_call>{"arguments": {}}</tool_call>', "", [("", {}, NO_NAME)]),
-    ('<tool_call>{"name": "", "arguments": {}}</tool_call>', "", [("", {}, NO_NAME)]),
-    ('<tool_call>{"name": 5, "arguments": {}}</tool_call>', "", [("", {}, NO_NAME)]),
-    ('<tool_call>{"name": "look", "arguments": ["Oslo"]}</tool_call>', "", [("look", {}, "arguments must be a JSON object, got list")]),
-    ('<tool_call>{"name": "look", "arguments": "{}"}</tool_call>', "", [("look", {}, "arguments must be a JSON object, got str")]),
-    ('<tool_call>{"name": "look", "arguments": null}</tool_call>', "", [("look", {}, "arguments must be a JSON object, got NoneType")]),
-    ('<tool_call>{"name": "wait", "name": "look"}</tool_call>', "", [("", {}, NOT_JSON + "duplicate key in ['name', 'name']")]),
-    ('<tool_call>{"name": "look", "arguments": {"a": 1, "a": 1}}</tool_call>', "", [("", {}, NOT_JSON + "duplicate key in ['a', 'a']")]),
-    ('<tool_call>{"name": "look", "arguments": {"a": NaN}}</tool_call>', "", [("", {}, NOT_JSON + "NaN is not a JSON number")]),
-    ('<tool_call>{"name": "look", "arguments": {"a": -Infinity}}</tool_call>', "", [("", {}, NOT_JSON + "-Infinity is not a JSON number")]),
-    (f"<tool_call>{'[' * 100_000}</tool_call>", "", [("", {}, NOT_JSON)]),
-    (f"<think>I could {CALL}</think>No need.", "No need.", []),
-    (f"<think>I look.</think>{CALL}", "", [OK]),
-    (f"I might {CALL}</think>Done.", "Done.", []),  # the template opened the thought
-    (CALL.replace("Oslo", "<think>"), "", [("look", {"city": "<think>"}, "")]),
-    (CALL.replace('"Oslo"', "1e999"), "", [("", {}, NOT_JSON + "1e999 is too large")]),
-    (f"<think>one</think>Hm. <think>{CALL}</think>{CALL}", "Hm.", [OK]),
-    (f"<think>I look {CALL}", "", []),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "prose", "expected"), CASES, ids=range(len(CASES)))
-def test_tool_calls_of_a_text(text: str, prose: str, expected: list[tuple[str, dict[str, Any], str]]):
-    said_aloud, calls = parse_tool_calls(text, first_id=3)
-    assert said_aloud == prose
-    assert [(c.name, dict(c.arguments)) for c in calls] == [(name, arguments) for name, arguments, _ in expected]
-    assert [c.id for c in calls] == [f"call_{3 + n}" for n in range(len(expected))]
-    for call, (_, _, error) in zip(calls, expected, strict=True):
-        assert (call.error or "").startswith(error)
-        assert (call.error is None) == (error == "")
-
-
-def test_a_malformed_call_keeps_its_raw_text():
-    _, (call,) = parse_tool_calls('<tool_call>\n{"name": wait}\n</tool_call>')
-    assert (call.id, call.raw, call.name) == ("call_0", '{"name": wait}', "")
 
 
 def test_special_tokens_in_a_tool_schema_are_no_turn_marks():
@@ -345,3 +324,13 @@ def test_special_tokens_in_a_tool_schema_are_no_turn_marks():
 def test_what_the_assistant_spells_out_is_no_turn_mark_when_it_is_rendered_again(text: str):
     marks = [t for t in RENDERER.prompt([*HISTORY, said("plain")], TOOLS) if t in (START, END)]
     assert [t for t in RENDERER.prompt([*HISTORY, said(text)], TOOLS) if t in (START, END)] == marks
+
+
+def test_token_offsets_cut_a_tool_result_where_its_tokens_end():
+    renderer = RENDERERS["newline"]
+    text = "caf\u00e9 <|im_end|> " + "word " * 40
+    offsets = renderer.token_offsets(text)
+    ids = renderer.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+    assert len(offsets) == len(ids) and offsets[0][0] == 0 and offsets[-1][1] == len(text)
+    cut, was_cut = truncate_text(text, 10, renderer.token_offsets)
+    assert was_cut and cut.startswith(text[: offsets[6][1]]) and cut.endswith(text[offsets[-3][0] :])

@@ -16,10 +16,13 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from arenarl.env import MAX_CALLS_PER_TURN, AsyncToolEnv, ToolGymEnv, UnicodeText
+from arenarl.async_env import AsyncToolEnv
+from arenarl.calls import MAX_CALLS_PER_TURN
+from arenarl.env import ToolGymEnv, UnicodeText
 from arenarl.errors import ConfigError, EnvError, McpServerError
 from arenarl.mcp import ServerHub, ServerSpec
-from arenarl.rubric import Checklist, ChecklistItem
+from arenarl.rubric import Checklist, ChecklistItem, Reward
+from arenarl.state import EpisodeState
 from arenarl.types import Outcome, Task, ToolCall, Trajectory
 from tests.processes import descendants
 
@@ -167,6 +170,45 @@ async def test_parsed_message_is_the_same_as_its_text(hub: ServerHub):
     assert broken.info["results"] == ["parse_error"]
 
 
+async def test_same_mistake_again_is_called_that(hub: ServerHub):
+    env = AsyncToolEnv(Counting(), hub=hub)
+    await env.reset(seed=1)
+    first, again = await env.step(call("ecko", text="x")), await env.step(call("ecko", text="x") * 2)
+    other = await env.step(call("ecko", text="y"))
+    assert "This same call" not in first.messages[0]["content"] + other.messages[0]["content"]
+    said = [message["content"].splitlines()[-1] for message in again.messages]
+    assert said == [f"This same call has failed {n} times; change it." for n in (2, 3)]
+
+
+class Meeting:
+    """A tool that returns only when as many calls as expected wait in it at once."""
+
+    waiting: asyncio.Barrier
+
+    async def meet(self) -> str:
+        """Wait for the others."""
+        await Meeting.waiting.wait()
+        return "met"
+
+
+async def test_calls_of_one_message_run_side_by_side_within_and_across_servers(hub: ServerHub):
+    Meeting.waiting = asyncio.Barrier(4)
+    specs = [ServerSpec(name=name, transport="inproc", factory=Meeting, call_timeout=20.0) for name in "ab"]
+    env = AsyncToolEnv(Counting(*specs), hub=hub)
+    await env.reset(seed=1)
+    result = await env.step(call("a__meet") * 2 + call("b__meet") * 2)
+    assert [message["content"] for message in result.messages] == ["met"] * 4
+
+
+async def test_one_call_at_a_time_where_the_spec_says_so(hub: ServerHub):
+    Meeting.waiting = asyncio.Barrier(2)
+    spec = ServerSpec(name="a", transport="inproc", factory=Meeting, call_timeout=0.3, max_calls=1)
+    env = AsyncToolEnv(Counting(spec), hub=hub)
+    await env.reset(seed=1)
+    result = await env.step(call("meet") * 2)
+    assert result.info["env_failure"] == "timeout"
+
+
 async def test_calls_beyond_the_limit_are_refused(hub: ServerHub):
     env = AsyncToolEnv(Counting(), hub=hub)
     await env.reset(seed=1)
@@ -175,10 +217,10 @@ async def test_calls_beyond_the_limit_are_refused(hub: ServerHub):
 
 
 async def test_long_result_is_cut_in_the_middle(hub: ServerHub):
-    env = AsyncToolEnv(Counting(), hub=hub, max_result_chars=100)
+    env = AsyncToolEnv(Counting(), hub=hub, max_result_tokens=25)  # of four characters
     await env.reset(seed=1)
     text = (await env.step(call("big"))).messages[0]["content"]
-    assert text == "x" * 70 + "\n[... 4999900 characters omitted ...]\n" + "x" * 30
+    assert text == "x" * 72 + "\n[... 4999900 characters omitted ...]\n" + "x" * 28
     assert env.trajectory().events[0].result.truncated
 
 
@@ -198,8 +240,8 @@ async def test_rollout_may_truncate(hub: ServerHub):
     env = AsyncToolEnv(Counting(), hub=hub)
     await env.reset(seed=1)
     await env.step(call("count"))
-    env.truncate("context")
-    env.truncate("length")
+    await env.truncate("context")
+    await env.truncate("length")
     assert (env.outcome, env.detail, env.score) == (Outcome.TRUNCATED, "context", 0.5)
 
 
@@ -251,9 +293,9 @@ async def test_single_failures_are_shown_and_forgiven(hub: ServerHub):
 async def test_shared_server_comes_back_without_repeating_the_call(hub: ServerHub):
     env = AsyncToolEnv(Counting(server(scope="shared")), hub=hub)
     await env.reset(seed=1)
-    result = await env.step(call("count") + call("exit") + call("count"))
-    assert result.info["results"] == ["ok", "server_dead", "ok"]
-    assert result.messages[-1]["content"] == "1"
+    results = [await env.step(call(tool)) for tool in ("count", "exit", "count")]
+    assert [result.info["results"] for result in results] == [["ok"], ["server_dead"], ["ok"]]
+    assert results[-1].messages[0]["content"] == "1"
 
 
 async def test_episode_deadline_fails_the_episode(hub: ServerHub):
@@ -396,3 +438,54 @@ def test_unicode_text_space():
     assert "é\n😀" in space and "x" * 9 not in space and 5 not in space
     assert space.from_jsonable(json.loads(json.dumps(space.to_jsonable(["a", "é"])))) == ["a", "é"]
     assert space == UnicodeText(8) and space != UnicodeText(9)
+
+
+# --- the verdict from what is left behind ------------------------------------------------------------------------
+
+FILES = str(Path(__file__).parent / "servers" / "files.py")
+
+
+class Writing(Counting):
+    """A task whose starting file must be changed; the verdict is read from the disk."""
+
+    name = "writing"
+
+    def setup(self, task: Task, workdir: Path) -> None:
+        (workdir / "note.txt").write_text(f"start of {task.task_id}")
+
+    def checklist(self, task: Task) -> Checklist:
+        async def wrote(trajectory: Trajectory, state: EpisodeState) -> float | None:
+            text = state.read("note.txt")
+            return None if text == "unclear" else float(text == f"see /workspace/{task.task_id}")
+
+        return Checklist([Reward(name="wrote", function=wrote)])
+
+
+@pytest.mark.parametrize("scope", ["episode", "pool"])
+async def test_verdict_is_read_from_the_disk_before_the_workspace_is_cleaned(hub: ServerHub, scope: Any):
+    spec = ServerSpec(name="files", command=sys.executable, args=("-I", "-S", FILES, "${WORKDIR}"), scope=scope)
+    env = AsyncToolEnv(Writing(spec), hub=hub)
+    for seed, text, score in [
+        (1, "see /workspace/train-1", 1.0),
+        (2, "see /workspace/train-1", 0.0),
+        (3, "unclear", None),
+    ]:
+        await env.reset(seed=seed)
+        start = await env.step(call("read_file", path="/workspace/note.txt"))
+        assert start.messages[0]["content"] == f"start of train-{seed}"
+        await env.step(call("write_file", path="/workspace/note.txt", text=text))
+        await env.step("done")
+        assert (env.score, env.checklist_results) == (score, {"wrote": score})
+        assert [event.result.server for event in env.trajectory().events] == ["files"] * 2
+    assert env.outcome is Outcome.ABSTAINED
+
+
+async def test_starting_state_that_cannot_be_written_fails_the_episode(hub: ServerHub):
+    class Broken(Writing):
+        def setup(self, task: Task, workdir: Path) -> None:
+            (workdir / "missing" / "note.txt").write_text("x")
+
+    env = AsyncToolEnv(Broken(), hub=hub)
+    with pytest.raises(EnvError, match=r"missing/note\.txt"):
+        await env.reset(seed=1)
+    assert (env.outcome, env.detail) == (Outcome.FAILED, "start_failed")

@@ -20,10 +20,10 @@ FOLDERS = {"arenarl": "arenarl", "algorithms": "arenarl.algorithms", "envs": "ar
 # The table of the design. A name that ends with a dot places a whole folder; every other new file must be added here.
 LAYERS = (
     "arenarl arenarl.types arenarl.errors arenarl.functional arenarl.jsonl",
-    "arenarl.chat arenarl.rubric arenarl.mcp. arenarl.async_env arenarl.env arenarl.vllm_settings arenarl.vllm_thread"
-    " arenarl.vllm_worker arenarl.engine arenarl.judge arenarl.arena arenarl.estimators arenarl.batching"
+    "arenarl.chat arenarl.tool_calls arenarl.state arenarl.rubric arenarl.mcp. arenarl.taskset arenarl.calls arenarl.async_env arenarl.env arenarl.vector_env"
+    " arenarl.vllm_settings arenarl.vllm_thread arenarl.vllm_worker arenarl.engine arenarl.judge arenarl.arena arenarl.estimators arenarl.batching"
     " arenarl.causal_lm arenarl.tracking arenarl.traces arenarl.console arenarl.envs.",
-    "arenarl.rollout arenarl.env_runner arenarl.learner arenarl.learner_group arenarl.rllib_compat arenarl.metrics",
+    "arenarl.rollout arenarl.chat_check arenarl.env_runner arenarl.learner arenarl.learner_group arenarl.rllib_compat arenarl.metrics",
     "arenarl.config arenarl.preflight arenarl.comparison arenarl.algorithm arenarl.evaluate arenarl.algorithms.",
     "arenarl.training arenarl.plan arenarl.cli experiments. benchmarks.",
 )
@@ -31,7 +31,7 @@ PLACES = {place: layer for layer, places in enumerate(LAYERS) for place in place
 
 HEAVY_LIBRARIES = {"torch", "ray", "vllm", "transformers", "mlflow", "mcp", "accelerate"}
 # Layer 1, but at home in one heavy library; the MCP server of an environment runs in a process of its own.
-HEAVY_MODULES = {"arenarl.causal_lm", "arenarl.mcp.transport", "arenarl.vllm_worker"}
+HEAVY_MODULES = {"arenarl.causal_lm", "arenarl.mcp.transport", "arenarl.mcp.handshake", "arenarl.mcp.remote", "arenarl.vllm_worker"}
 
 
 def modules(root: Path) -> dict[str, Path]:

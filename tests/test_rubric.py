@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
 from arenarl.errors import EnvError
-from arenarl.rubric import Checklist, ChecklistItem
+from arenarl.rubric import Checklist, ChecklistItem, Reward
+from arenarl.state import EpisodeState
 from arenarl.types import Trajectory
 
 ANSWERED = Trajectory(messages=(), events=(), answer="done")
@@ -17,7 +21,7 @@ def item(name: str, met: bool | None, weight: float = 1.0) -> ChecklistItem:
 
 def score(*items: ChecklistItem) -> float | None:
     checklist = Checklist(list(items))
-    return checklist.score(checklist.run(ANSWERED))
+    return checklist.score(asyncio.run(checklist.run(ANSWERED)))
 
 
 def test_items_see_the_trajectory_and_keep_their_order():
@@ -28,7 +32,7 @@ def test_items_see_the_trajectory_and_keep_their_order():
             item("unclear", None),
         ]
     )
-    results = checklist.run(ANSWERED)
+    results = asyncio.run(checklist.run(ANSWERED))
     assert results == {"said done": True, "said no": False, "unclear": None}
     assert list(results) == ["said done", "said no", "unclear"]
 
@@ -65,5 +69,35 @@ def test_a_weight_that_is_not_positive_is_refused(weight: float):
 def test_a_predicate_that_raises_names_its_item():
     broken = ChecklistItem(name="broken", check=lambda trajectory: {}["price"])
     with pytest.raises(EnvError, match=r"checklist item 'broken': KeyError: 'price'") as caught:
-        Checklist([item("a", True), broken]).run(ANSWERED)
+        asyncio.run(Checklist([item("a", True), broken]).run(ANSWERED))
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def reward(name: str, value: float | None, weight: float = 1.0) -> Reward:
+    async def function(trajectory: Trajectory, state: EpisodeState) -> float | None:
+        return value
+
+    return Reward(name=name, function=function, weight=weight)
+
+
+def test_rewards_are_graded_and_may_abstain():
+    assert score(reward("a", 0.25), item("b", True)) == 0.625
+    assert score(reward("a", 0.25, weight=3.0), item("b", True)) == 0.4375
+    assert score(reward("a", None, weight=9.0), item("b", True)) == 1.0
+    assert score(reward("a", None)) is None
+
+
+def test_a_reward_reads_what_the_episode_left_behind(tmp_path: Path):
+    (tmp_path / "done.txt").write_text("yes")
+
+    async def wrote(trajectory: Trajectory, state: EpisodeState) -> float | None:
+        return float(state.read("done.txt") == "yes")
+
+    checklist = Checklist([Reward(name="wrote", function=wrote)])
+    assert asyncio.run(checklist.run(ANSWERED, EpisodeState(tmp_path))) == {"wrote": 1.0}
+
+
+@pytest.mark.parametrize("value", [1.5, -0.1, float("nan")])
+def test_a_reward_outside_its_range_is_a_fault(value: float):
+    with pytest.raises(EnvError, match=r"reward 'a' gave .*; it must be in \[0, 1\]"):
+        asyncio.run(Checklist([reward("a", value)]).run(ANSWERED))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import os
@@ -18,7 +19,6 @@ import psutil
 import pytest
 from mcp.server.mcpserver.exceptions import ToolError
 
-from arenarl.chat import parse_tool_calls
 from arenarl.envs.travel import (
     KINDS,
     Claim,
@@ -33,6 +33,7 @@ from arenarl.envs.travel_server import TravelTools
 from arenarl.envs.travel_world import World
 from arenarl.errors import ConfigError
 from arenarl.mcp import ServerHub
+from arenarl.tool_calls import HERMES
 from arenarl.types import Message, Task, ToolCall, ToolEvent, ToolResult, ToolResultKind, Trajectory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,12 +55,14 @@ def trajectory(events: Sequence[ToolEvent], answer: str | None) -> Trajectory:
 
 def score(task: Task, episode: Trajectory) -> float | None:
     marks = checklist(task)
-    return marks.score(marks.run(episode))
+    return marks.score(asyncio.run(marks.run(episode)))
 
 
 def failed(task: Task, events: Sequence[ToolEvent], answer: str | None) -> set[str]:
     """Names of the checklist items that are not met."""
-    return {name for name, met in checklist(task).run(trajectory(events, answer)).items() if met is not True}
+    return {
+        name for name, met in asyncio.run(checklist(task).run(trajectory(events, answer))).items() if met is not True
+    }
 
 
 # --- the world ---------------------------------------------------------------------------------------------------
@@ -176,7 +179,7 @@ def test_an_oracle_earns_full_marks(split: str):
     assert {task.kind for task in tasks} == set(KINDS)
     for task in tasks:
         solved = oracle(task)
-        assert checklist(task).run(solved) == dict.fromkeys(checklist(task).items, True), task.prompt
+        assert asyncio.run(checklist(task).run(solved)) == dict.fromkeys(checklist(task).items, True), task.prompt
         assert (score(task, solved), outcome_quality(task, solved, TASKS.world)) == (1.0, 1.0), task.prompt
 
 
@@ -486,7 +489,7 @@ def played(messages: list[Message]) -> Trajectory:
     events, answer = [], None
     for said, reply in zip(messages, [*messages[1:], None], strict=True):
         if said["role"] == "assistant":
-            answer, calls = parse_tool_calls(said["content"], first_id=len(events))
+            answer, calls = HERMES.parse(said["content"], first_id=len(events))
             for call in calls:
                 assert reply is not None and reply["role"] == "tool"
                 result = ToolResult(kind="parse_error" if call.error else "ok", text=reply["content"])

@@ -1,4 +1,4 @@
-"""Tools as the model sees them: schemas for chat templates, names, argument checks, and results as text."""
+"""Tools as the model sees them: schemas for chat templates, names, and argument checks."""
 
 from __future__ import annotations
 
@@ -7,27 +7,32 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
-from arenarl.types import ToolResult
+from arenarl.mcp.results import clean_text
 
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_NAME = 64
 _MAX_ARGUMENT_DEPTH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolSpec:
-    """One tool as its server declares it; ``parameters`` is the server's own JSON schema, unchanged."""
+    """One tool as its server declares it; ``parameters`` is the server's own JSON schema, unchanged.
+
+    Attributes:
+        read_only: the server's hint that a call changes nothing. Only a hint.
+        idempotent: the server's hint that a second equal call changes nothing more. Only a hint.
+    """
 
     name: str
     description: str
     parameters: Mapping[str, Any]
     server: str
+    read_only: bool = False
+    idempotent: bool = False
 
 
 class ToolSet:
@@ -300,76 +305,3 @@ def _validator(schema_json: str) -> Any:
     except SchemaError:
         return None
     return cls(schema, registry=Registry())  # an empty registry: no reference is fetched
-
-
-# --- results -----------------------------------------------------------------------------------------------------
-
-
-def clean_text(text: str) -> str:
-    """Text that every encoder accepts: no NUL, no terminal escapes, lone surrogates as U+FFFD."""
-    return _LONE_SURROGATE.sub("\ufffd", _ANSI.sub("", text).replace("\0", ""))
-
-
-def clean_json(value: Any) -> Any:
-    """JSON data with lone surrogates replaced in every string and key."""
-    if isinstance(value, str):
-        return _LONE_SURROGATE.sub("\ufffd", value)
-    if isinstance(value, Mapping):
-        return {clean_json(key): clean_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean_json(item) for item in value]
-    return value
-
-
-def result_text(content: Sequence[Mapping[str, Any]], structured: Any = None) -> str:
-    """A tool result as text: its text blocks; without any, the structured content as compact JSON.
-
-    What is not text leaves a placeholder, so that the model knows of it.
-
-    Args:
-        content: content blocks in wire form (camelCase keys).
-    """
-    blocks = [block_text(block) for block in content]
-    if structured is not None and not any(block.get("type") == "text" for block in content):
-        blocks.append(json.dumps(structured, ensure_ascii=False, separators=(",", ":")))
-    return clean_text("\n".join(blocks))
-
-
-def block_text(block: Mapping[str, Any]) -> str:
-    """One content block as text; what has no text becomes a placeholder, what is unknown stays JSON."""
-    kind = block.get("type")
-    if kind == "text" and isinstance(block.get("text"), str):
-        return block["text"]
-    if kind in ("image", "audio"):
-        return f"[{kind} {block.get('mimeType', '')}, {_kilobytes(block.get('data'))}]"
-    if kind == "resource_link":
-        return f"[resource {' '.join(str(block[key]) for key in ('name', 'uri', 'mimeType') if block.get(key))}]"
-    resource = block.get("resource")
-    if kind == "resource" and isinstance(resource, Mapping):
-        if isinstance(resource.get("text"), str):
-            return resource["text"]
-        where = f"{resource.get('uri', '')} {resource.get('mimeType', '')}"
-        return f"[resource {where}, {_kilobytes(resource.get('blob'))}]"
-    return json.dumps(block, ensure_ascii=False, separators=(",", ":"))
-
-
-def _kilobytes(base64: Any) -> str:
-    return f"{(len(base64) if isinstance(base64, str) else 0) * 0.75 / 1000:.1f} kB"
-
-
-def truncate_text(text: str, limit: int) -> tuple[str, bool]:
-    """(text, False) if it fits, else (head 70 %, omission mark, tail 30 %; True), cut at line ends where they are near."""
-    if len(text) <= limit:
-        return text, False
-    head, tail = text[: limit * 7 // 10], text[len(text) - limit * 3 // 10 :]
-    if (cut := head.rfind("\n")) > len(head) // 2:
-        head = head[: cut + 1]
-    if 0 <= (cut := tail.find("\n")) < len(tail) // 2:
-        tail = tail[cut + 1 :]
-    return f"{head}\n[... {len(text) - len(head) - len(tail)} characters omitted ...]\n{tail}", True
-
-
-def shorten(result: ToolResult, limit: int) -> ToolResult:
-    """The result with its text cut to about ``limit`` characters."""
-    text, cut = truncate_text(result.text, limit)
-    return replace(result, text=text, truncated=True) if cut else result

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import hashlib
+import json
 import logging
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Iterable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
-from arenarl.errors import ArenaError, McpServerError
+from arenarl.errors import ArenaError, ConfigError, McpServerError
 from arenarl.mcp.config import ServerSpec
-from arenarl.mcp.schema import ToolSpec, clean_json, clean_text, json_problem, result_text
-from arenarl.mcp.wire import TOO_LARGE, UNREADABLE
+from arenarl.mcp.results import clean_json, clean_text, result_text
+from arenarl.mcp.schema import ToolSpec, json_problem
+from arenarl.mcp.wire import CONNECTION_CLOSED, REFUSED, TOO_LARGE, UNREADABLE
 from arenarl.types import ToolResult, ToolResultKind
 
 if TYPE_CHECKING:
-    from mcp import Client
-    from mcp.types import CallToolResult
+    from mcp import ClientSession
+    from mcp.client._transport import Transport
+    from mcp.types import CallToolResult, ServerNotification
 
+    from arenarl.mcp.remote import RemoteTransport
     from arenarl.mcp.transport import StdioTransport
 
 _log = logging.getLogger(__name__)
 _TEARDOWN_SECONDS = 15.0  # above all waits of the transport's own ending
-_MAX_PAGES = 100
 _SUSPECT_TIMEOUTS = 2
 
-_CONNECTION_CLOSED, _METHOD_NOT_FOUND, _INVALID_PARAMS = -32000, -32601, -32602  # the SDK's, JSON-RPC's
-_OURS: dict[int, ToolResultKind] = {_CONNECTION_CLOSED: "server_dead", TOO_LARGE: "too_large", UNREADABLE: "protocol"}
+_METHOD_NOT_FOUND, _INVALID_PARAMS = -32601, -32602  # JSON-RPC's
+_OURS: dict[int, ToolResultKind] = {
+    CONNECTION_CLOSED: "server_dead", TOO_LARGE: "too_large", UNREADABLE: "protocol", REFUSED: "protocol"
+}  # fmt: skip
 _THEIRS: dict[int, ToolResultKind] = {_INVALID_PARAMS: "invalid_args", _METHOD_NOT_FOUND: "unknown_tool"}
 _TEXT: dict[ToolResultKind, str] = {
     "timeout": "Error: the tool did not answer in time.",
@@ -42,42 +51,64 @@ class McpSession:
 
     anyio's cancel scopes must be left in the task that entered them, so the SDK's client is entered, held and left by a
     task of its own (field reports: python-sdk 79, 577). Calls run in tasks of their own, and callers wait for those.
+    The client declares no capabilities, and what a server asks of it (sampling, roots) is answered with an error.
 
     Attributes:
         dead: why the session ended by itself; None while it lives and after an orderly `close`.
         answered: calls that the server has answered.
+        era: the protocol generation that was agreed on, "legacy" or "2026-07-28"; "" before the start.
+        listing_hash: hex digest of all tools as the server listed them, in any order; "" before the start.
+        list_changed: the server has announced another listing since it was last asked for (2026-07-28 servers do not).
     """
 
-    def __init__(self, spec: ServerSpec) -> None:
+    def __init__(self, spec: ServerSpec, variables: Mapping[str, str] | None = None) -> None:
         self.spec = spec
+        self.variables = dict(variables or {})
         self.dead: BaseException | None = None
         self.answered = 0
+        self.era = ""
+        self.listing_hash = ""
+        self.list_changed = False
         self._timeouts = 0
-        self._client: Client | None = None
+        self._abandoned = False
+        self._client: ClientSession | None = None
         self._transport: StdioTransport | None = None
+        self._remote: RemoteTransport | None = None
         self._tools: tuple[ToolSpec, ...] = ()
         self._owner: asyncio.Task[None] | None = None
         self._calls: set[asyncio.Task[Any]] = set()
+        self._slots = asyncio.Semaphore(spec.max_calls or 1)
         self._settled = asyncio.Event()  # started, or never will be
         self._end = asyncio.Event()
         self._closing = False
 
     @property
     def stderr_tail(self) -> str:
-        """The last 8 kB that the server wrote to stderr; empty for one in process."""
+        """The last 8 kB that the server wrote to stderr; empty for one that is no process of ours."""
         return self._transport.stderr_tail if self._transport else ""
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server, if it is a process of ours."""
+        return self._transport.pid if self._transport else None
 
     @property
     def suspect(self) -> bool:
         """Whether the server seems to hang: its last calls all ran into their deadline."""
         return self._timeouts >= _SUSPECT_TIMEOUTS
 
+    @property
+    def dirty(self) -> bool:
+        """Whether the server may still work on a call that nobody waits for, or is dead: never hand it on."""
+        return self._abandoned or self.dead is not None
+
     async def start(self) -> Self:
         """Start the server, shake hands and list its tools. Returns the session.
 
         Raises:
-            McpServerError: names the server, its command, exit code and last words; nothing is left running.
-            ConfigError: if the factory of an in-process server cannot be found.
+            McpServerError: names the server, its command or url, exit code and last words; nothing is left running.
+            ConfigError: for a factory that cannot be found, a variable without value, or a name in ``allow`` or ``deny``
+                that no tool has.
         """
         if self._owner is not None or self._closing:
             raise McpServerError(f"{self._who()} was started or closed before; make a new session")
@@ -94,7 +125,23 @@ class McpSession:
         return self
 
     async def list_tools(self) -> list[ToolSpec]:
-        """The server's tools as it listed them at the start; a later change of the listing does not show."""
+        """The tools on offer, after ``allow`` and ``deny``, as listed at the start or by the last `relist`."""
+        return list(self._tools)
+
+    async def relist(self) -> list[ToolSpec]:
+        """Ask for the listing anew, within ``call_timeout``, and keep it from now on. Returns the tools on offer.
+
+        Raises:
+            McpServerError: if the server is gone or does not answer.
+            ConfigError: as `start` does.
+        """
+        if self._client is None or self.dead is not None:
+            raise McpServerError(f"{self._who()} has stopped: {self.dead or 'the session is not open'}")
+        request = await self._perform(self._list(self._client), self.spec.call_timeout)
+        if not request.done() or request.cancelled():
+            raise McpServerError(f"{self._who()} did not list its tools within {self.spec.call_timeout:g} s")
+        if (error := request.exception()) is not None:
+            raise self._explain(error)
         return list(self._tools)
 
     async def call(
@@ -106,11 +153,12 @@ class McpSession:
     ) -> ToolResult:
         """Call a tool once; never again, for the first call may have written.
 
-        Never raises for what the tool or the server does: the result's ``kind`` says it.
+        Never raises for what the tool or the server does: the result's ``kind`` says it. Of more than ``max_calls`` calls
+        at once the last wait for the first, in order.
 
         Args:
             tool: the server's own name of the tool.
-            timeout: seconds; the spec's ``call_timeout`` if None.
+            timeout: seconds, the waiting included; the spec's ``call_timeout`` if None.
         """
         began = time.monotonic()
         limit = self.spec.call_timeout if timeout is None else timeout
@@ -120,19 +168,25 @@ class McpSession:
         return ToolResult(kind=kind, text=text, server=self.spec.name, tool=tool, structured=structured, seconds=took)
 
     async def _call(self, tool: str, arguments: Mapping[str, Any], limit: float) -> tuple[ToolResultKind, str, Any]:
-        if self._client is None or self._owner is None or self.dead is not None:
-            await asyncio.sleep(0)  # a caller that loops stays cancellable
-            return "server_dead", _TEXT["server_dead"], None
         if (problem := json_problem(arguments)) is not None:
             return "invalid_args", f"Error: {problem}.", None
-        request = asyncio.create_task(self._client.session.call_tool(tool, clean_json(arguments)))
-        self._calls.add(request)
-        request.add_done_callback(self._forget)
+        if self._slots.locked():
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(limit):
+                    await self._slots.acquire()
+            except TimeoutError:
+                return "timeout", _TEXT["timeout"], None
+            limit -= time.monotonic() - began
+        else:
+            await self._slots.acquire()
         try:
-            await asyncio.wait({request, self._owner}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+            if self._client is None or self._owner is None or self.dead is not None:
+                await asyncio.sleep(0)  # a caller that loops stays cancellable
+                return "server_dead", _TEXT["server_dead"], None
+            request = await self._perform(self._client.call_tool(tool, clean_json(arguments)), limit)
         finally:
-            if not request.done():
-                request.cancel()  # the SDK then tells the server that nobody waits any more
+            self._slots.release()
         if not request.done():
             kind: ToolResultKind = "server_dead" if self._owner.done() else "timeout"
             return kind, _TEXT[kind], None
@@ -142,8 +196,22 @@ class McpSession:
             return self._failure(tool, error)
         try:
             return self._success(request.result())
-        except RecursionError as too_deep:
-            return self._failure(tool, too_deep)
+        except (RecursionError, ValueError) as odd:
+            return self._failure(tool, odd)
+
+    async def _perform(self, work: Coroutine[Any, Any, Any], limit: float) -> asyncio.Task[Any]:
+        """Do the work in a task of its own, and wait at most so long. A task that is returned undone has been given up."""
+        assert self._owner is not None
+        request = asyncio.create_task(work)
+        self._calls.add(request)
+        request.add_done_callback(self._forget)
+        try:
+            await asyncio.wait({request, self._owner}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not request.done():
+                self._abandoned = True
+                request.cancel()  # the SDK then tells the server that nobody waits any more
+        return request
 
     def _success(self, result: CallToolResult) -> tuple[ToolResultKind, str, Any]:
         self.answered += 1
@@ -160,6 +228,8 @@ class McpSession:
             _log.warning("%s: answer of %r cannot be read: %s", self._who(), tool, error)
             return "protocol", _TEXT["protocol"], None
         if (kind := _OURS.get(error.code)) is not None:
+            if kind == "protocol":
+                _log.warning("%s: call of %r: %s", self._who(), tool, error.message)
             return kind, _TEXT[kind], None
         self.answered += 1
         return _THEIRS.get(error.code, "tool_error"), clean_text(f"Error: {error.message}"), None
@@ -190,10 +260,17 @@ class McpSession:
     async def _own(self) -> None:
         """Enter, hold and leave the client: the only task that touches it."""
         try:
-            target = self._make_client()  # before the timer: the first import of the SDK may take long
+            from arenarl.mcp.handshake import LenientSession, shake_hands
+
+            target = self._make_target()  # before the timer: the first import of the SDK may take long
             # One timer for both ends. An anyio scope would have to be left before the client's, so it cannot be one.
-            async with asyncio.timeout(self.spec.start_timeout) as deadline, target as client:
-                self._tools = await self._list(client)
+            async with (
+                asyncio.timeout(self.spec.start_timeout) as deadline,
+                target as (read, write),
+                LenientSession(read, write, message_handler=self._told) as client,
+            ):
+                self.era = await shake_hands(client, self.spec)
+                await self._list(client)
                 deadline.reschedule(None)
                 self._client = client
                 self._settled.set()
@@ -211,42 +288,52 @@ class McpSession:
             if self.dead is not None:
                 self.dead = self._explain(None)
 
-    def _make_client(self) -> Client:
-        from mcp import Client
-
+    def _make_target(self) -> Transport:
         if self.spec.transport == "inproc":
-            return Client(self.spec.make_server(), mode="legacy", cache=None)
-        from arenarl.mcp.transport import StdioTransport
+            from arenarl.mcp.handshake import in_process
 
-        self._transport = StdioTransport(self.spec, on_end=self._lost)
-        return Client(self._transport, mode="legacy", cache=None)
+            return in_process(self.spec)
+        launch = self.spec.launch(self.variables)
+        if self.spec.transport == "stdio":
+            from arenarl.mcp.transport import StdioTransport
+
+            self._transport = StdioTransport(self.spec, launch, on_end=self._lost)
+            return self._transport
+        from arenarl.mcp.remote import RemoteTransport
+
+        self._remote = RemoteTransport(self.spec, launch, on_end=self._lost)
+        return self._remote
 
     def _lost(self) -> None:
         """The server closed its side. Callers learn it now, the exit code when the owner has reaped it."""
         self.dead = self.dead or McpServerError(f"{self._who()} closed the connection")
         self._end.set()
 
-    async def _list(self, client: Client) -> tuple[ToolSpec, ...]:
-        from mcp import MCPError
+    async def _told(self, message: ServerNotification | Exception) -> None:
+        """What the server says without being asked."""
+        if getattr(message, "method", None) == "notifications/tools/list_changed":
+            self.list_changed = True
+            if self._client is not None:
+                _note_change(self._who())
 
-        found: dict[str, ToolSpec] = {}
-        cursor, seen = None, set()
-        for _ in range(_MAX_PAGES):
-            try:
-                page = await client.list_tools(cursor=cursor)
-            except MCPError as error:
-                if error.code == _METHOD_NOT_FOUND:  # a server without tools
-                    break
-                raise
-            for tool in page.tools:
-                words, schema = tool.description or "", tool.input_schema
-                spec = ToolSpec(name=tool.name, description=words, parameters=schema, server=self.spec.name)
-                found.setdefault(tool.name, spec)
-            cursor = page.next_cursor
-            if cursor is None or cursor in seen:
-                break
-            seen.add(cursor)
-        return tuple(found.values())
+    async def _list(self, client: ClientSession) -> None:
+        from arenarl.mcp.handshake import list_tools
+
+        self.list_changed = False  # what is announced from here on may not be in the answer
+        found = await list_tools(client, self.spec.name)
+        self.listing_hash = _digest(found.values())
+        self._tools = self._offered(found)
+
+    def _offered(self, found: Mapping[str, ToolSpec]) -> tuple[ToolSpec, ...]:
+        spec = self.spec
+        for key, names in (("allow", spec.allow or ()), ("deny", spec.deny)):
+            for name in names:
+                if name not in found:
+                    near = difflib.get_close_matches(name, found, 3, 0.5) or sorted(found)[:10]
+                    has = f"did you mean {', '.join(near)}?" if near else "it has no tools"
+                    raise ConfigError(f"server {spec.name!r}: {key} names {name!r}, which is none of its tools; {has}")
+        allowed = set(found if spec.allow is None else spec.allow) - set(spec.deny)
+        return tuple(tool for name, tool in found.items() if name in allowed)
 
     def _who(self) -> str:
         return f"MCP server {self.spec.name!r}"
@@ -257,8 +344,7 @@ class McpSession:
             error = error.exceptions[0]
         if isinstance(error, ArenaError):
             return error
-        transport, spec = self._transport, self.spec
-        command = shlex.join([spec.command, *spec.args])[:200] if spec.command else repr(spec.factory)
+        transport, remote, spec = self._transport, self._remote, self.spec
         if transport is not None and transport.spawn_error:
             what = f"cannot run its command ({transport.spawn_error}); check command, PATH and cwd"
         elif transport is not None and transport.ended and transport.exit_code is not None:
@@ -267,6 +353,8 @@ class McpSession:
         elif isinstance(error, TimeoutError):
             limit = f"start within {spec.start_timeout:g} s (start_timeout)"
             what = f"did not {'end in time' if self._settled.is_set() else limit}"
+        elif remote is not None and remote.problem:
+            what = remote.problem
         else:
             what = f"failed: {type(error).__name__}: {error}" if error else "closed the connection"
         stream, lines = "stderr", self.stderr_tail.splitlines()
@@ -274,4 +362,23 @@ class McpSession:
             stream, lines = "stdout", transport.stdout_log
         words = [line.strip() for line in lines if line.strip()][-5:]
         said = f"; last words on {stream}: {' | '.join(words)[-800:]}" if words else ""
-        return McpServerError(f"{self._who()} ({command}) {what}{said}")
+        return McpServerError(f"{self._who()} ({_place(spec)}) {what}{said}")
+
+
+def _place(spec: ServerSpec) -> str:
+    """Where the server is, without secrets: variables stay unfilled, and a query is left out."""
+    if spec.url:
+        parts = urlsplit(spec.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return shlex.join([spec.command, *spec.args])[:200] if spec.command else repr(spec.factory)
+
+
+def _digest(tools: Iterable[ToolSpec]) -> str:
+    fields = ("name", "description", "parameters", "read_only", "idempotent")
+    listed = sorted(json.dumps({key: getattr(tool, key) for key in fields}, sort_keys=True) for tool in tools)
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
+@lru_cache(maxsize=256)  # once per process, not once per episode
+def _note_change(who: str) -> None:
+    _log.warning("%s announced another list of tools; its sessions keep the one they started with", who)

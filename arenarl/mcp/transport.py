@@ -11,11 +11,8 @@ import logging
 import math
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
@@ -25,11 +22,12 @@ from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp.types import jsonrpc_message_adapter
 
-from arenarl.mcp.config import ServerSpec
+from arenarl.errors import McpServerError
+from arenarl.mcp.config import Launch, ServerSpec
+from arenarl.mcp.nursery import Server, start_server
 from arenarl.mcp.wire import Inbox
 
 _log = logging.getLogger(__name__)
-_SUPERVISOR = Path(__file__).with_name("supervise.py")
 _CHUNK = 1 << 16
 _STDERR_BYTES = 8192
 _KILL_SECONDS = 5.0
@@ -49,17 +47,21 @@ class StdioTransport(AbstractAsyncContextManager[Streams]):
 
     Raises:
         OSError: on entry, if no process can be made or ``cwd`` is missing.
+        McpServerError: on exit, if the server ended because the process above it was killed.
     """
 
-    def __init__(self, spec: ServerSpec, on_end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, spec: ServerSpec, launch: Launch, on_end: Callable[[], None] = lambda: None) -> None:
         self.spec = spec
+        self._launch = launch
         self.ended = False
         self.exit_code: int | None = None
         self.spawn_error: str | None = None
         self._on_end = on_end
         self._inbox = Inbox(spec.max_message_bytes)
         self._stderr = b""
+        self._lost: str | None = None
         self._stopping = False
+        self._server: Server | None = None
         self._context = self._run()
 
     async def __aenter__(self) -> Streams:
@@ -69,6 +71,11 @@ class StdioTransport(AbstractAsyncContextManager[Streams]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         return await self._context.__aexit__(kind, error, trace)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the server's process, while it starts and runs."""
+        return self._server.pid if self._server and not self._stopping else None
 
     @property
     def stderr_tail(self) -> str:
@@ -82,16 +89,20 @@ class StdioTransport(AbstractAsyncContextManager[Streams]):
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[Streams]:
-        process, control = self._spawn()
+        launch = self._launch
+        assert launch.command is not None
+        environment = {**get_default_environment(), **launch.env}
+        server = await start_server([launch.command, *launch.args], environment, launch.cwd, self.spec.close_grace)
+        self._server = server
         # No await between the process and the block that ends it: a cancellation cannot fall into the gap.
         to_client, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, to_server = anyio.create_memory_object_stream[SessionMessage](math.inf)
         writing, stderr_done = anyio.CancelScope(), anyio.Event()
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._write_stdin, process, to_server, writing)
-                tasks.start_soon(self._read_stdout, process, to_client)
-                tasks.start_soon(self._read_stderr, process, stderr_done)
+                tasks.start_soon(self._write_stdin, server, to_server, writing)
+                tasks.start_soon(self._read_stdout, server, to_client)
+                tasks.start_soon(self._read_stderr, server, stderr_done)
                 try:
                     yield read, write
                 finally:
@@ -99,43 +110,21 @@ class StdioTransport(AbstractAsyncContextManager[Streams]):
                     read.close()
                     writing.cancel()
                     with anyio.CancelScope(shield=True):
-                        await self._stop(process, control)
+                        await self._stop(server)
                         with anyio.move_on_after(0.5):
                             await stderr_done.wait()
                     tasks.cancel_scope.cancel()
         finally:
             for stream in (to_client, read, write, to_server):
                 stream.close()
-            _release(process, control)
+            with anyio.CancelScope(shield=True):
+                await server.close()
+            if self.ended and self._lost:
+                raise McpServerError(f"MCP server {self.spec.name!r} was ended: {self._lost}")
 
-    def _spawn(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        spec, (ours, theirs) = self.spec, socket.socketpair()
-        assert spec.command is not None
-        number = theirs.fileno()
-        watch = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(number), str(os.getpid()), str(spec.close_grace)]
+    async def _read_stdout(self, server: Server, to_client: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
         try:
-            process = subprocess.Popen(
-                [*watch, spec.command, *spec.args],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-                env={**get_default_environment(), **spec.env}, cwd=spec.cwd, pass_fds=(number,), start_new_session=True,
-            )  # fmt: skip
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            assert pipe is not None
-            os.set_blocking(pipe.fileno(), False)
-        ours.setblocking(False)
-        return process, ours
-
-    async def _read_stdout(
-        self, process: subprocess.Popen[bytes], to_client: MemoryObjectSendStream[SessionMessage | Exception]
-    ) -> None:
-        assert process.stdout is not None
-        try:
-            async for chunk in _chunks(process.stdout.fileno()):
+            async for chunk in _chunks(server.stdout.fileno()):
                 for data in self._inbox.feed(chunk):
                     try:
                         message = SessionMessage(jsonrpc_message_adapter.validate_python(data, by_name=False))
@@ -149,75 +138,66 @@ class StdioTransport(AbstractAsyncContextManager[Streams]):
             to_client.close()
             self._end()
 
-    async def _read_stderr(self, process: subprocess.Popen[bytes], done: anyio.Event) -> None:
-        assert process.stderr is not None
+    async def _read_stderr(self, server: Server, done: anyio.Event) -> None:
         try:
-            async for chunk in _chunks(process.stderr.fileno()):
+            async for chunk in _chunks(server.stderr.fileno()):
                 self._stderr = (self._stderr + chunk)[-_STDERR_BYTES:]
         finally:
             done.set()
 
     async def _write_stdin(
         self,
-        process: subprocess.Popen[bytes],
+        server: Server,
         to_server: MemoryObjectReceiveStream[SessionMessage],
         scope: anyio.CancelScope,
     ) -> None:
-        """Send messages until the scope is cancelled, then close the server's stdin."""
-        assert process.stdin is not None
+        """Send messages until the client closes its stream or the scope is cancelled, then close the server's stdin."""
         try:
             with scope:
                 async for item in to_server:
                     data = item.message.model_dump(by_alias=True, exclude_unset=True)
                     self._inbox.sent(data)
                     line = json.dumps(data, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-                    await _write_all(process.stdin.fileno(), line)
+                    await _write_all(server.stdin.fileno(), line)
         except OSError:  # it closed its stdin; nothing more can be asked of it
             self._end()
         finally:
+            self._stopping = True  # without input a server ends, and that is no fault of its own
             to_server.close()
-            process.stdin.close()
+            server.stdin.close()
 
     def _end(self) -> None:
         if not self._stopping:
             self.ended = True
             self._on_end()
 
-    async def _stop(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+    async def _stop(self, server: Server) -> None:
         """End of input, grace, SIGTERM to all, grace, SIGKILL to all; the supervisor does the last two."""
         grace = self.spec.close_grace
-        if await self._gone(process, control, grace):
+        if await self._gone(server, grace):
             return
         with suppress(OSError):
-            control.shutdown(socket.SHUT_WR)
-        if not await self._gone(process, control, grace + _KILL_SECONDS):
-            _log.error("server %s (pid %d): its supervisor does not end and is killed", self.spec.name, process.pid)
-            process.kill()
-            await self._gone(process, control, _KILL_SECONDS)
+            server.control.shutdown(socket.SHUT_WR)
+        if not await self._gone(server, grace + _KILL_SECONDS):
+            _log.error("server %s: its supervisor does not end and is killed", self.spec.name)
+            with anyio.move_on_after(_KILL_SECONDS):
+                await server.kill()
+            await self._gone(server, _KILL_SECONDS)
 
-    async def _gone(self, process: subprocess.Popen[bytes], control: socket.socket, seconds: float) -> bool:
-        """Wait for the supervisor's last words and its end, at most so long."""
-        with anyio.move_on_after(seconds):
-            async for chunk in _chunks(control.fileno()):
+    async def _gone(self, server: Server, seconds: float) -> bool:
+        """Wait at most so long for the supervisor's last words and its end. False if time ran out."""
+        with anyio.move_on_after(seconds) as limit:
+            async for chunk in _chunks(server.control.fileno()):
                 for word, _, rest in (line.partition(" ") for line in chunk.decode("utf-8", "replace").splitlines()):
                     if word == "exit":
                         self.exit_code = int(rest)
                     elif word == "spawn":
                         self.spawn_error = rest
-            while process.poll() is None:  # noqa: ASYNC110  (its socket is closed: it is about to end)
-                await anyio.sleep(0.002)
-        return process.returncode is not None
-
-
-def _release(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    """Give back every handle without waiting. Shutting the socket tells the supervisor, whatever else went wrong."""
-    with suppress(OSError):
-        control.shutdown(socket.SHUT_RDWR)
-    control.close()
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
-    process.poll()
+                    elif word == "lost":
+                        self._lost = self._lost or rest
+            if self.exit_code is None and self._lost is None:
+                self._lost = "its supervisor could not start or was killed"
+        return not limit.cancelled_caught
 
 
 async def _chunks(fd: int) -> AsyncIterator[bytes]:

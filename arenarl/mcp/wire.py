@@ -1,28 +1,30 @@
 """Bytes from a foreign server to valid JSON-RPC messages; nothing that a server writes can stop the reader.
 
-Pure: no process, no task, no SDK. What is broken in one answer becomes an error for the call that waits for it.
+Pure: no process, no socket, no task, no SDK. What is broken in one answer becomes an error for the call that waits for it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
-from arenarl.mcp.schema import block_text, clean_json
+from arenarl.mcp.results import block_text, clean_json
 
 _log = logging.getLogger(__name__)
 
-# Codes of our own for answers that could not be delivered. A server's use of them, or of the SDK's two codes for a closed
-# connection and a timeout, is mapped to INTERNAL_ERROR, so that each code has one meaning.
-UNREADABLE, TOO_LARGE = -32012, -32013
+# The SDK's codes for a closed connection and a timeout, and our own for answers that could not be delivered. A server's
+# use of them is mapped to INTERNAL_ERROR, so that each code has one meaning.
+CONNECTION_CLOSED, _TIMED_OUT = -32000, -32001
+UNREADABLE, TOO_LARGE, REFUSED = -32012, -32013, -32014
 INTERNAL_ERROR = -32603
-_RESERVED = (-32000, -32001, UNREADABLE, TOO_LARGE)
+_RESERVED = (CONNECTION_CLOSED, _TIMED_OUT, UNREADABLE, TOO_LARGE, REFUSED)
 
 _EDGE = 4096
 _ID = re.compile(rb'"id"\s*:\s*(?:"([^"\\]{1,64})"|(-?\d{1,18}))')
@@ -63,11 +65,37 @@ class LineSplitter:
             self._tail = (self._tail + piece)[-_EDGE:]
 
 
+class EventSplitter:
+    """Chunks of a ``text/event-stream`` to events, as lenient and as bounded as `LineSplitter`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lines = LineSplitter(limit)
+        self._event, self._data, self._size = "message", list[bytes](), 0
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[str, bytes, int]]:
+        """Yield (event, data, true size of the data) for every event that ends in the chunk."""
+        for line, size in self._lines.feed(chunk):
+            name, _, value = line.removesuffix(b"\r").partition(b":")
+            if name == b"data":
+                self._size += size - len(b"data:")
+                if self._size <= self._limit or not self._data:
+                    self._data.append(value.removeprefix(b" "))
+            elif name == b"event":
+                self._event = value.removeprefix(b" ").decode("utf-8", "replace")
+            elif not name and not value:
+                if self._data:
+                    yield self._event, b"\n".join(self._data), self._size
+                self._event, self._data, self._size = "message", [], 0
+
+
 class Inbox:
     """Remembers which calls wait for an answer, and turns what arrives into messages that the SDK accepts.
 
+    Of the server's notifications only a change of its tools is passed on: a flood of the others costs a task each.
+
     Attributes:
-        log: the last lines on stdout that were no messages, for diagnosis.
+        log: the last lines that were no messages, for diagnosis.
     """
 
     def __init__(self, max_message_bytes: int) -> None:
@@ -87,31 +115,51 @@ class Inbox:
     def feed(self, chunk: bytes) -> Iterator[Message]:
         """Yield the messages that a chunk of the server's stdout completes."""
         for line, size in self._lines.feed(chunk):
-            if size > self._limit:
-                yield from self._fail(line, TOO_LARGE, f"the answer has {size} bytes, the limit is {self._limit}")
-            elif line.strip():
-                yield from self._parse(line)
+            yield from self.receive(line, size)
 
-    def _parse(self, line: bytes) -> Iterator[Message]:
+    def receive(self, text: bytes, size: int, key: int | str | None = None) -> Iterator[Message]:
+        """Yield the messages in a line of stdout, the body of a response or the data of an event.
+
+        Args:
+            size: of the whole text; of one over the limit only the ends need be given.
+            key: the call that is answered here, whatever id the answer names; None if its id decides.
+        """
+        if size > self._limit:
+            yield from self._fail(text, TOO_LARGE, f"the answer has {size} bytes, the limit is {self._limit}", key)
+        elif text.strip():
+            yield from self._parse(text, key)
+
+    def fail(self, key: int | str | None, code: int, reason: str) -> Iterator[Message]:
+        """Yield an error for the call of this id, if it still waits."""
+        if self.waits(key):
+            del self._waiting[key]
+            yield {"jsonrpc": "2.0", "id": key, "error": {"code": code, "message": reason}}
+
+    def waits(self, key: int | str | None) -> TypeGuard[int | str]:
+        """Whether the call of this id waits for its answer."""
+        return key is not None and key in self._waiting
+
+    def _parse(self, text: bytes, key: int | str | None) -> Iterator[Message]:
         try:
-            value = json.loads(line.decode("utf-8", "replace"), parse_constant=lambda _: None)
-            if b"\\u" in line:
+            value = json.loads(text.decode("utf-8", "replace"), parse_constant=lambda _: None, parse_float=_finite)
+            if b"\\u" in text:
                 value = clean_json(value)
             items = value if isinstance(value, list) else [value]
-            messages = [self._message(item) if isinstance(item, dict) else None for item in items]
+            messages = [self._message(item, key) if isinstance(item, dict) else None for item in items]
         except (ValueError, RecursionError):
-            self._note(line)
-            if _OBJECT.match(line.lstrip()):
-                yield from self._fail(line, UNREADABLE, "the answer is not valid JSON")
+            self._note(text)
+            if key is not None or _OBJECT.match(text.lstrip()):
+                yield from self._fail(text, UNREADABLE, "the answer is not valid JSON", key)
             return
         if None in messages:
-            self._note(line)
+            self._note(text)
         yield from filter(None, messages)
 
-    def _message(self, item: Message) -> Message | None:
+    def _message(self, item: Message, key: int | str | None) -> Message | None:
+        """The message as the SDK takes it; empty for one that nobody needs, None for what is no message."""
         if "method" in item:
-            return item if item.get("jsonrpc") == "2.0" else None
-        key = _key(item.get("id"))
+            return _repair_demand(item)
+        key = _key(item.get("id")) if key is None else key
         method = self._waiting.get(key) if key is not None else None
         if key is None or method is None:  # late, given twice, or no answer at all
             return None
@@ -122,18 +170,23 @@ class Inbox:
         del self._waiting[key]
         return answer
 
-    def _fail(self, line: bytes, code: int, reason: str) -> Iterator[Message]:
-        """An error for the call that a broken line most likely answers: the one it names, or the only one waiting."""
-        ids = (_key(m[1].decode("utf-8", "replace") if m[1] else int(m[2])) for m in _ID.finditer(line))
-        key = next((key for key in ids if key in self._waiting), None)
+    def _fail(self, text: bytes, code: int, reason: str, key: int | str | None) -> Iterator[Message]:
+        """An error for the call that a broken text most likely answers: the one it names, or the only one waiting."""
+        if key is None:
+            ids = (_key(m[1].decode("utf-8", "replace") if m[1] else int(m[2])) for m in _ID.finditer(text))
+            key = next((key for key in ids if key in self._waiting), None)
         if key is None and len(self._waiting) == 1:
             key = next(iter(self._waiting))
-        if key is not None:
-            self._waiting.pop(key)
-            yield {"jsonrpc": "2.0", "id": key, "error": {"code": code, "message": reason}}
+        yield from self.fail(key, code, reason)
 
-    def _note(self, line: bytes) -> None:
-        self.log.append(line[:500].decode("utf-8", "replace"))
+    def _note(self, text: bytes) -> None:
+        self.log.append(text[:500].decode("utf-8", "replace"))
+
+
+def _finite(digits: str) -> float | None:
+    """A number as JSON can carry it: 1e999 has no finite value, so it has none."""
+    number = float(digits)
+    return number if math.isfinite(number) else None
 
 
 def _key(value: Any) -> int | str | None:
@@ -141,6 +194,19 @@ def _key(value: Any) -> int | str | None:
     if isinstance(value, str):
         return int(value) if re.fullmatch(r"-?\d{1,18}", value) else value
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _repair_demand(item: Message) -> Message | None:
+    """What the server asks or tells of itself, see `Inbox`."""
+    method, key = item["method"], item.get("id")
+    if item.get("jsonrpc") != "2.0" or not isinstance(method, str):
+        return None
+    if key is None:
+        return {"jsonrpc": "2.0", "method": method} if method == "notifications/tools/list_changed" else {}
+    if isinstance(key, bool) or not isinstance(key, int | str):
+        return None
+    params = item.get("params")
+    return {"jsonrpc": "2.0", "id": key, "method": method, "params": params if isinstance(params, dict) else {}}
 
 
 def _repair_error(error: Any) -> Message:
@@ -157,6 +223,8 @@ def repair_result(method: str, result: Any) -> Message:
     fields = result if isinstance(result, dict) else {}
     if method == "initialize":
         return _repair_handshake(fields)
+    if method == "server/discover":
+        return _repair_discovery(fields)
     if method == "tools/list":
         return _repair_listing(fields)
     if method == "tools/call":
@@ -174,6 +242,17 @@ def _repair_handshake(result: Message) -> Message:
     }
 
 
+# What the 2026-07-28 protocol demands of a result beside its contents; older ones do not know it, and the SDK drops it.
+_COMPLETE: Message = {"resultType": "complete"}
+_CACHEABLE: Message = _COMPLETE | {"ttlMs": 0, "cacheScope": "private"}
+
+
+def _repair_discovery(result: Message) -> Message:
+    versions = result.get("supportedVersions")
+    known = [version for version in versions if isinstance(version, str)] if isinstance(versions, list) else []
+    return {"supportedVersions": known, "capabilities": {}} | _CACHEABLE
+
+
 def _repair_listing(result: Message) -> Message:
     tools, cursor = result.get("tools"), result.get("nextCursor")
     kept = []
@@ -182,7 +261,7 @@ def _repair_listing(result: Message) -> Message:
             _warn_dropped(json.dumps(tool)[:200])
         else:
             kept.append(repaired)
-    return {"tools": kept} | ({"nextCursor": cursor} if isinstance(cursor, str) and cursor else {})
+    return {"tools": kept, **_CACHEABLE} | ({"nextCursor": cursor} if isinstance(cursor, str) and cursor else {})
 
 
 @lru_cache(maxsize=256)  # once per process, not once per episode
@@ -191,7 +270,7 @@ def _warn_dropped(tool: str) -> None:
 
 
 def _repair_tool(tool: Any) -> Message | None:
-    """The three fields that are used; None for a tool without a name or whose input cannot be an object."""
+    """The fields that are used; None for a tool without a name or whose input cannot be an object."""
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or not tool["name"]:
         return None
     schema = tool.get("inputSchema")
@@ -209,18 +288,26 @@ def _repair_tool(tool: Any) -> Message | None:
         schema["required"] = [name for name in required if isinstance(name, str)]
     if not isinstance(schema.get("$schema", ""), str):
         del schema["$schema"]
-    description = tool.get("description")
+    description, hints = tool.get("description"), tool.get("annotations")
     kept: Message = {"name": tool["name"], "inputSchema": schema}
-    return kept | ({"description": description} if isinstance(description, str) else {})
+    if isinstance(description, str):
+        kept["description"] = description
+    if isinstance(hints, dict):
+        kept["annotations"] = {key: hints.get(key) is True for key in ("readOnlyHint", "idempotentHint")}
+    return kept
 
 
 def _repair_call(result: Message) -> Message:
+    if result.get("resultType") == "input_required":
+        text = "the tool wants to ask the user, and there is no user who could answer"
+        return {"content": [{"type": "text", "text": text}], "isError": True} | _COMPLETE
     content, structured = result.get("content"), result.get("structuredContent")
     blocks = content if isinstance(content, list) else [] if content is None else [content]
     if structured is not None and not isinstance(structured, dict):
         blocks = blocks or [structured]
         structured = None
-    out: Message = {"content": [_repair_block(block) for block in blocks], "isError": bool(result.get("isError"))}
+    kept = [_repair_block(block) for block in blocks]
+    out: Message = {"content": kept, "isError": bool(result.get("isError")), **_COMPLETE}
     return out | ({"structuredContent": structured} if structured is not None else {})
 
 

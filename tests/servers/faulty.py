@@ -1,6 +1,7 @@
 """A tool server whose tools misbehave in all the ways that the field reports tell of. Standard library only.
 
-Command line: ``faulty.py [--start FAULT]``. It appends a line per start and per call to the file named by FAULTY_LOG.
+Command line: ``faulty.py [--start FAULT]``. Methods that it does not know it ignores, as some servers do. It
+appends a line per start and per call to the file named by FAULTY_LOG, and one per message to that named by FAULTY_METHODS.
 """
 
 import json
@@ -13,13 +14,16 @@ import time
 NAMES = (
     "echo echo_all exit exit_after hang bad_json no_newline log_lines not_utf8 surrogate big huge unknown_content no_content "
     "bare_string structured_only structured_list string_id twice close_stdout error_result rpc_error reserved_error bad_args "
-    "string_error null_result nan count image nested deep stderr ask_client"
+    "string_error null_result nan infinity count image nested deep stderr ask_client ask_sampling progress logs grow raw vast "
+    "structured_mismatch input_required mortal blank_lines echo_request"
 ).split()
 count = 0
+grown = False
+modern = False
 
 
-def note(words):
-    if path := os.environ.get("FAULTY_LOG"):
+def note(words, where="FAULTY_LOG"):
+    if path := os.environ.get(where):
         with open(path, "a") as file:
             file.write(words + "\n")
 
@@ -53,13 +57,14 @@ def tools():
             "description": name,
             "inputSchema": schema,
             "outputSchema": {"type": "object", "required": ["x"]},
+            "annotations": {"readOnlyHint": name == "echo", "idempotentHint": name == "echo" or "yes"},
         }
-        for name in NAMES
+        for name in NAMES + ["grown"] * grown
     ] + odd
 
 
 def call(key, name, arguments):
-    global count
+    global count, grown
     answer = lambda result: send({"id": key, "result": result})  # noqa: E731
     match name:
         case "echo":
@@ -138,11 +143,59 @@ def call(key, name, arguments):
         case "ask_client":
             send({"id": "mine", "method": "roots/list"})
             answer(text("asked"))
+        case "ask_sampling":  # and wait for the client's reply
+            send({"id": 7, "method": "sampling/createMessage", "params": {"messages": [], "maxTokens": 1}})
+            answer(text(json.loads(sys.stdin.readline())["error"]["message"]))
+        case "progress":
+            for n in range(5000):
+                token = {"progressToken": key, "progress": n}
+                send({"method": "notifications/progress", "params": token})
+            answer(text("done"))
+        case "logs":
+            send({"method": "notifications/message", "params": {"level": "shout", "data": ["x"]}})
+            send({"method": "notifications/tools/list_changed", "params": 5})
+            send({"method": 5})
+            send({"id": {}, "method": "ping"})
+            send({"id": 1.5, "method": "roots/list", "params": "none"})
+            answer(text("logged"))
+        case "grow":
+            grown = True
+            send({"method": "notifications/tools/list_changed"})
+            answer(text("grown"))
+        case "raw":  # the client says what to write; a good answer follows, in case that was none
+            write(bytes.fromhex(arguments["hex"]).replace(b'"%ID%"', str(key).encode()) + b"\n")
+            answer(text("fallback"))
+        case "vast":
+            write(f'{{"jsonrpc": "2.0", "id": {key}, "result": {{"content": [{{"type": "text", "text": "')
+            for _ in range(50):
+                write("x" * 1_000_000)
+            write('"}]}}\n')
+        case "structured_mismatch":
+            answer(text("kept", structuredContent={"y": "no x"}))
+        case "input_required":
+            answer({"resultType": "input_required", "inputRequests": {}})
+        case "mortal":  # dies after its third answer
+            count += 1
+            answer(text(str(count)))
+            if count == 3:
+                sys.stderr.write("worn out\n")
+                os._exit(9)
+        case "blank_lines":
+            write("\n\r\n  \n")
+            send({"id": key, "result": text("after blanks")}, end="\r\n")
+        case "echo_request":  # like a terminal
+            send({"id": key, "method": "tools/call", "params": {"name": name}})
+            answer(text("echoed"))
+        case "infinity":
+            write(
+                f'{{"jsonrpc": "2.0", "id": {key}, "result": {{"structuredContent": {{"n": [1e999, -1e999, 1e3]}}}}}}\n'
+            )
         case _:
             send({"id": key, "error": {"code": -32602, "message": f"Unknown tool: {name}"}})
 
 
 def start(fault):
+    global modern
     if fault == "exit":
         sys.exit("missing API key")
     if fault == "exit_stdout":
@@ -150,6 +203,13 @@ def start(fault):
         sys.exit(2)
     if fault == "slow":
         time.sleep(1000)
+    if fault == "late":
+        time.sleep(0.5)
+    if fault == "log_first":
+        send({"method": "notifications/message", "params": {"level": "info", "data": "loading"}})
+        send({"id": "early", "method": "roots/list"})
+    if fault == "modern":
+        modern = True
     if fault == "banner":
         write("Welcome to the server!\nhttp://localhost:8080\n")
     if fault in ("ignore_eof", "ignore_all"):
@@ -170,7 +230,16 @@ def main():
     for line in sys.stdin:
         message = json.loads(line)
         key, method = message.get("id"), message.get("method")
-        if method == "initialize":
+        note(str(method), "FAULTY_METHODS")
+        if method == "initialize" and modern:
+            send({"id": key, "error": {"code": -32601, "message": "Method not found"}})
+        elif method == "server/discover" and modern:
+            send({"id": key, "result": {"supportedVersions": ["2026-07-28"]}})
+        elif method == "initialize" and sys.argv[2:] == ["old"]:
+            send({"id": key, "result": {"protocolVersion": "1999-01-01"}})
+        elif method == "initialize" and sys.argv[2:] == ["mute"]:
+            os._exit(0)
+        elif method == "initialize":
             send({"id": key, "result": {"protocolVersion": "2025-06-18", "serverInfo": {"name": "faulty"}}})
         elif method == "tools/list":
             listing, page = tools(), int(message.get("params", {}).get("cursor", 0))

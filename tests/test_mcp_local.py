@@ -1,0 +1,76 @@
+"""A plain Python class as a tool server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from arenarl.errors import ConfigError
+from arenarl.mcp import McpSession, ServerSpec
+from arenarl.types import ToolResult
+
+
+class Till:
+    """Counts money."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, cents: int, times: int = 1) -> int:
+        """Put coins in."""
+        self.total += cents * times
+        return self.total
+
+    async def take(self, cents: int) -> str:
+        """Take coins out."""
+        if cents > self.total:
+            raise ValueError(f"only {self.total} cents are left")
+        self.total -= cents
+        return f"{self.total} left"
+
+    @staticmethod
+    def currency() -> str:
+        return "usd"
+
+    def _audit(self) -> None:
+        raise AssertionError("no tool")
+
+
+class Silent:
+    value = 5
+
+
+async def play(factory: Any, *calls: tuple[str, dict[str, Any]]) -> tuple[dict[str, Any], list[ToolResult]]:
+    session = await McpSession(ServerSpec(name="till", transport="inproc", factory=factory)).start()
+    try:
+        tools = {tool.name: tool for tool in await session.list_tools()}
+        return tools, [await session.call(name, arguments) for name, arguments in calls]
+    finally:
+        await session.close()
+
+
+async def test_public_methods_are_tools():
+    tools, results = await play(Till, ("add", {"cents": 5, "times": 3}), ("take", {"cents": 4}), ("currency", {}))
+    assert sorted(tools) == ["add", "currency", "take"]
+    assert tools["add"].description == "Put coins in."
+    assert tools["add"].parameters["required"] == ["cents"]
+    assert tools["add"].parameters["properties"]["times"]["default"] == 1
+    assert [(result.kind, result.text) for result in results] == [("ok", "15"), ("ok", "11 left"), ("ok", "usd")]
+
+
+async def test_what_a_method_raises_is_shown_to_the_model():
+    _, (refused, wrong) = await play("tests.test_mcp_local:Till", ("take", {"cents": 4}), ("add", {"cents": "many"}))
+    assert refused.kind == "tool_error" and refused.text.endswith("ValueError: only 0 cents are left")
+    assert not wrong.ok and "cents" in wrong.text
+
+
+async def test_every_session_has_an_object_of_its_own():
+    first, second = await asyncio.gather(*(play(Till, ("add", {"cents": n})) for n in (1, 2)))
+    assert (first[1][0].text, second[1][0].text) == ("1", "2")
+
+
+async def test_an_object_without_tools_is_refused():
+    with pytest.raises(ConfigError, match="Silent has no public method"):
+        await play(Silent)

@@ -15,7 +15,7 @@ from arenarl.random_agent import EPISODE_LIMIT_S, first_task, hub_of, random_cal
 from arenarl.taskset import TaskSet, setup_of
 from arenarl.types import Task
 
-_CALLS = 16
+_CALLS, _MOST_CALLS = 24, 48
 _CLOCK_SECONDS = 1.1  # an answer that holds the time of day must differ
 
 
@@ -66,8 +66,9 @@ async def probe_isolation(taskset: TaskSet) -> list[Finding]:
 def _script(tools: Sequence[ToolSpec], seed: int) -> list[tuple[str, str, dict[str, Any]]]:
     """Random calls, of each tool in turn, so that what one writes another may read."""
     rng, known, calls = random.Random(seed), ToolSet(tools), []
-    for n in range(min(_CALLS, 3 * len(known.schemas))):
-        name, arguments = random_call([known.schemas[n % len(known.schemas)]], rng)
+    for n in range(min(max(_CALLS, len(known.schemas)), _MOST_CALLS) if known.schemas else 0):
+        turn, which = divmod(n, len(known.schemas))
+        name, arguments = random_call([known.schemas[which]], rng, optional=(turn + 1) % 2)
         tool = known.resolve(name)
         assert tool is not None
         calls.append((tool.server, tool.name, arguments))

@@ -38,19 +38,21 @@ def random_action(tools: Sequence[dict[str, Any]], rng: random.Random) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def random_call(tools: Sequence[dict[str, Any]], rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """(a tool's name, arguments as its schema asks for; optional ones now and then)."""
+def random_call(
+    tools: Sequence[dict[str, Any]], rng: random.Random, optional: float = 0.75
+) -> tuple[str, dict[str, Any]]:
+    """(a tool's name, arguments as its schema asks for, each optional one with the probability ``optional``)."""
     function = rng.choice(tools)["function"]
-    return function["name"], _random_object(function["parameters"], rng)
+    return function["name"], _random_object(function["parameters"], rng, optional)
 
 
-def _random_object(schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+def _random_object(schema: Mapping[str, Any], rng: random.Random, optional: float) -> dict[str, Any]:
     required, known = schema.get("required", []), schema.get("properties", {})
-    chosen = [name for name in known if name in required or rng.random() < 0.75]
-    return {name: _random_value(name, known[name], rng) for name in chosen}
+    chosen = [name for name in known if name in required or rng.random() < optional]
+    return {name: _random_value(name, known[name], rng, optional) for name in chosen}
 
 
-def _random_value(name: str, schema: Mapping[str, Any], rng: random.Random) -> Any:
+def _random_value(name: str, schema: Mapping[str, Any], rng: random.Random, optional: float) -> Any:
     """A value of the schema's type; a text that seems to be a path leads into the working directory, or is relative."""
     if options := schema.get("enum"):
         return rng.choice(options)
@@ -63,9 +65,9 @@ def _random_value(name: str, schema: Mapping[str, Any], rng: random.Random) -> A
         case "boolean":
             return rng.random() < 0.5
         case "array":
-            return [_random_value(name, schema.get("items", {}), rng) for _ in range(rng.randint(1, 2))]
+            return [_random_value(name, schema.get("items", {}), rng, optional) for _ in range(rng.randint(1, 2))]
         case "object":
-            return _random_object(schema, rng)
+            return _random_object(schema, rng, optional)
     if any(word in name.lower() for word in _PATH_WORDS):
         return rng.choice((VIRTUAL_ROOT, f"{VIRTUAL_ROOT}/{text[0]}.txt", f"{VIRTUAL_ROOT}/{text}.txt", f"{text}.txt"))
     return text

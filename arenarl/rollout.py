@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import resource
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -27,6 +28,8 @@ from arenarl.errors import ArenaError, DeadlineExceeded, EngineUnavailable, EnvE
 from arenarl.mcp.hub import ServerHub
 from arenarl.taskset import TaskSet
 from arenarl.types import Completion, Episode, EpisodeGroup, Outcome, SamplingParams, Segment, Task, Trajectory
+
+_DESCRIPTORS = 1 << 16
 
 T = TypeVar("T")
 ScoreGroup = Callable[[EpisodeGroup], Awaitable[EpisodeGroup]]
@@ -192,6 +195,14 @@ class EpisodePlayer:
         return replace(job.sampling, temperature=temperature, seed=derive_seed(job.seed, job.group_id, member, turn))
 
 
+def _allow_descriptors() -> None:
+    """Use the descriptors that the system would give: an episode takes four for each tool server."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def _failed(job: Job, member: int, greedy: bool, detail: str, segments: tuple[Segment, ...] = ()) -> Episode:
     return Episode(
         episode_id=f"{job.group_id}/{member}", task=job.task, member=member, greedy=greedy, segments=segments,
@@ -304,6 +315,7 @@ class RolloutLoop:
             self._loop.close()
 
     async def _main(self) -> None:
+        _allow_descriptors()
         self._hub = ServerHub()
         try:
             await self.engine.start()

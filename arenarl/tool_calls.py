@@ -28,7 +28,8 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 class ToolParser(Protocol):
     """One format of tool calls."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def parse(
         self, text: str, *, first_id: int = 0, tools: Sequence[Mapping[str, Any]] = ()

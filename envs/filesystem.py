@@ -33,18 +33,16 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from pathlib import Path, PurePosixPath
 
-from arenarl.errors import ConfigError
+from arenarl.envs.shared import call, codes_right, distinct_tasks
 from arenarl.mcp.catalogue import find
 from arenarl.mcp.config import ServerSpec
 from arenarl.rubric import Checklist, Reward
 from arenarl.state import EpisodeState
-from arenarl.tool_calls import HERMES
 from arenarl.types import Task, Trajectory
 
 KINDS = ("collect", "sort", "rename", "edit", "merge", "report", "ask")
@@ -75,8 +73,6 @@ _WORDS = {
 }
 _LETTERS = {"train": "BCDFGHJK", "heldout": "LMNPQRST"}
 _TEXT_FIELDS = ("owner", "topic", "status", "site")
-_CODE = re.compile(r"\b[A-Z]{2}\d{3}\b")
-_ANSWER = re.compile(r"^\W*answer\W*:(.*)$", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,13 +250,6 @@ def lines_right(text: str, goal: str) -> float:
     return max(0, 2 * sum(block.size for block in blocks) - len(have)) / len(want)
 
 
-def codes_right(answer: str | None, wanted: Sequence[str]) -> float:
-    """Codes named rightly minus codes named wrongly in the last line ``answer: ...``, over those wanted, in [0, 1]."""
-    lines = _ANSWER.findall(answer or "")
-    named = set(_CODE.findall(lines[-1].upper())) if lines else set()
-    return max(0, len(named & set(wanted)) - len(named - set(wanted))) / len(wanted)
-
-
 def changes_made(task: Task, state: EpisodeState) -> list[float]:
     """How far each file that a task wants moved, edited or written is as it should be, each in [0, 1].
 
@@ -315,14 +304,8 @@ class FilesystemTasks:
         Raises:
             ConfigError: for an unknown split.
         """
-        if split not in ("train", "heldout"):
-            raise ConfigError(f"split {split!r} is unknown; use 'train' or 'heldout'")
-        rng = random.Random(f"filesystem/{self.seed}/{split}/{seed}")
-        tasks: dict[str, Task] = {}
-        while len(tasks) < count:
-            task = self._task(KINDS[len(tasks) % len(KINDS)], split, rng)
-            tasks.setdefault(json.dumps(task.data), task)
-        return list(tasks.values())
+        key = f"filesystem/{self.seed}/{seed}"
+        return distinct_tasks(split, count, key, KINDS, self._task, lambda task: json.dumps(task.data))
 
     def _task(self, kind: str, split: str, rng: random.Random) -> Task:
         difficulty = Difficulty(files=rng.randint(1, 3), depth=rng.randint(1, 3), conditions=rng.randint(1, 3))
@@ -360,25 +343,21 @@ class FilesystemTasks:
             str(PurePosixPath(path).parent) for path in files
         }
         messages = [
-            [_call("search_files", path="/workspace", pattern="**/*.txt")],
-            [_call("read_multiple_files", paths=[f"/workspace/{path}" for path in files])],
-            [_call("create_directory", path=f"/workspace/{folder}") for folder in sorted(new - {"."})],
+            [call("search_files", path="/workspace", pattern="**/*.txt")],
+            [call("read_multiple_files", paths=[f"/workspace/{path}" for path in files])],
+            [call("create_directory", path=f"/workspace/{folder}") for folder in sorted(new - {"."})],
             [_change(path, goal[path], files.get(path), moves.get(path)) for path in changed],
         ]
         answer = f"answer: {', '.join(task.data['answer'])}" if task.data["answer"] else "done"
         return ["\n".join(calls) for calls in messages if calls] + [answer]
 
 
-def _call(name: str, **arguments: object) -> str:
-    return HERMES.render(name, arguments)
-
-
 def _change(path: str, goal: str, before: str | None, source: str | None) -> str:
     """The call that makes one file what it should be."""
     if source is not None:
-        return _call("move_file", source=f"/workspace/{source}", destination=f"/workspace/{path}")
+        return call("move_file", source=f"/workspace/{source}", destination=f"/workspace/{path}")
     if before is None:
-        return _call("write_file", path=f"/workspace/{path}", content=goal)
+        return call("write_file", path=f"/workspace/{path}", content=goal)
     pairs = zip(before.splitlines(), goal.splitlines(), strict=True)
     edits = [{"oldText": old, "newText": new} for old, new in pairs if old != new]
-    return _call("edit_file", path=f"/workspace/{path}", edits=edits)
+    return call("edit_file", path=f"/workspace/{path}", edits=edits)

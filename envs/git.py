@@ -32,7 +32,6 @@ Terminated by an answer; truncated after 14 assistant turns.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -42,8 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from arenarl.envs.git_repository import Files, Repository, blob
-from arenarl.envs.sqlite import Facts, share, stated
-from arenarl.errors import ConfigError
+from arenarl.envs.shared import Facts, call, distinct_tasks, share, stated
 from arenarl.mcp.catalogue import find
 from arenarl.mcp.config import ServerSpec
 from arenarl.rubric import Checklist, Reward
@@ -356,14 +354,10 @@ class GitTasks:
         Raises:
             ConfigError: for an unknown split.
         """
-        if split not in _WORDS:
-            raise ConfigError(f"split {split!r} is unknown; use 'train' or 'heldout'")
-        rng = random.Random(f"git/{self.seed}/{split}/{seed}")
-        tasks: dict[str, Task] = {}
-        while len(tasks) < count:
-            task = self._task(KINDS[len(tasks) % len(KINDS)], split, rng)
-            tasks.setdefault(f"{task.prompt}{task.data['repository']}", task)
-        return list(tasks.values())
+        key = f"git/{self.seed}/{seed}"
+        return distinct_tasks(
+            split, count, key, KINDS, self._task, lambda task: f"{task.prompt}{task.data['repository']}"
+        )
 
     def _task(self, kind: str, split: str, rng: random.Random) -> Task:
         axes = {name: rng.randint(1, 3) for name in AXES}
@@ -389,10 +383,7 @@ class GitTasks:
 
     def oracle(self, task: Task) -> list[str]:
         """Assistant messages that solve the task, one call each, and the answer."""
-        calls = [
-            {"name": tool, "arguments": {"repo_path": "/workspace", **arguments}}
-            for tool, arguments in task.data["acts"]
-        ]
+        calls = [call(tool, repo_path="/workspace", **arguments) for tool, arguments in task.data["acts"]]
         named = [item[:7] if task.kind == "find" else item for item in task.data.get("answer", ())]
         answer = f"answer: {', '.join(named)}" if named else "done"
-        return [*(f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls), answer]
+        return [*calls, answer]

@@ -32,18 +32,16 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
 from pathlib import Path
 
-from arenarl.errors import ConfigError
+from arenarl.envs.shared import call, codes_right, distinct_tasks
 from arenarl.mcp.catalogue import find
 from arenarl.mcp.config import ServerSpec
 from arenarl.rubric import Checklist, Reward
 from arenarl.state import EpisodeState
-from arenarl.tool_calls import HERMES
 from arenarl.types import Task, Trajectory
 
 KINDS = ("observe", "correct", "relink", "hire", "remove", "ask")
@@ -71,8 +69,6 @@ _WORDS = {
     "has-parking works-remote studies-law keeps-bees",
 }
 _LETTERS = {"train": "BCDFGHJK", "heldout": "LMNPQRST"}
-_CODE = re.compile(r"\b[A-Z]{2}\d{3}\b")
-_ANSWER = re.compile(r"^\W*answer\W*:(.*)$", re.IGNORECASE | re.MULTILINE)
 
 # ("entity", name, type), ("observation", name, text) or ("relation", from, type, to)
 Fact = tuple[str, ...]
@@ -240,13 +236,6 @@ def _names(fact: Fact) -> set[str]:
 # --- the verdict -----------------------------------------------------------------------------------------------------
 
 
-def codes_right(answer: str | None, wanted: Sequence[str]) -> float:
-    """Codes named rightly minus codes named wrongly in the last line ``answer: ...``, over those wanted, in [0, 1]."""
-    lines = _ANSWER.findall(answer or "")
-    named = set(_CODE.findall(lines[-1].upper())) if lines else set()
-    return max(0, len(named & set(wanted)) - len(named - set(wanted))) / len(wanted)
-
-
 def judge_facts(start: set[Fact], goal: set[Fact], now: set[Fact]) -> tuple[float, int]:
     """(share of the wanted additions and removals that were made, facts lost or added without need).
 
@@ -292,14 +281,8 @@ class MemoryTasks:
         Raises:
             ConfigError: for an unknown split.
         """
-        if split not in ("train", "heldout"):
-            raise ConfigError(f"split {split!r} is unknown; use 'train' or 'heldout'")
-        rng = random.Random(f"memory/{self.seed}/{split}/{seed}")
-        tasks: dict[str, Task] = {}
-        while len(tasks) < count:
-            task = self._task(KINDS[len(tasks) % len(KINDS)], split, rng)
-            tasks.setdefault(json.dumps(task.data), task)
-        return list(tasks.values())
+        key = f"memory/{self.seed}/{seed}"
+        return distinct_tasks(split, count, key, KINDS, self._task, lambda task: json.dumps(task.data))
 
     def _task(self, kind: str, split: str, rng: random.Random) -> Task:
         difficulty = Difficulty(size=rng.randint(1, 3), hops=rng.randint(1, 3), edits=rng.randint(1, 3))
@@ -334,18 +317,14 @@ class MemoryTasks:
         steps = [sorted(set(names)) for names in zip(*task.data["paths"], strict=True)]
         changes = _changes(task.kind, _facts(task.data["start"]), _facts(task.data["goal"]))
         answer = f"answer: {', '.join(task.data['answer'])}" if task.data["answer"] else "done"
-        return [_call("open_nodes", names=names) for names in steps] + changes + [answer]
-
-
-def _call(name: str, **arguments: object) -> str:
-    return HERMES.render(name, arguments)
+        return [call("open_nodes", names=names) for names in steps] + changes + [answer]
 
 
 def _changes(kind: str, start: set[Fact], goal: set[Fact]) -> list[str]:
     """The calls that turn one graph into another, a message each."""
     lost, new = sorted(start - goal), sorted(goal - start)
     if kind == "remove":
-        return [_call("delete_entities", entityNames=[fact[1] for fact in lost if fact[0] == "entity"])]
+        return [call("delete_entities", entityNames=[fact[1] for fact in lost if fact[0] == "entity"])]
     born = {fact[1]: fact[2] for fact in new if fact[0] == "entity"}
     notes = {name: [fact[2] for fact in new if fact[:2] == ("observation", name)] for name in born}
     told = [fact for fact in new if fact[0] == "observation" and fact[1] not in born]
@@ -357,7 +336,7 @@ def _changes(kind: str, start: set[Fact], goal: set[Fact]) -> list[str]:
         ("delete_relations", "relations", [_relation(fact) for fact in lost if fact[0] == "relation"]),
         ("create_relations", "relations", [_relation(fact) for fact in new if fact[0] == "relation"]),
     ]
-    return [_call(name, **{key: items}) for name, key, items in calls if items]
+    return [call(name, **{key: items}) for name, key, items in calls if items]
 
 
 def _relation(fact: Fact) -> dict[str, str]:

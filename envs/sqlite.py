@@ -32,7 +32,6 @@ Terminated by an answer; truncated after 10 assistant turns.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 import sqlite3
@@ -44,7 +43,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from arenarl.errors import ConfigError, EnvError
+from arenarl.envs.shared import Facts, call, distinct_tasks, share, stated
+from arenarl.errors import EnvError
 from arenarl.mcp.catalogue import find
 from arenarl.mcp.config import ServerSpec
 from arenarl.rubric import Checklist, Reward
@@ -84,11 +84,9 @@ _TITLES = {
     "train": "amber basalt cobalt dune ember flint garnet harbor ivory jade kelp lava marble nickel onyx pearl quartz",
     "heldout": "acorn birch cedar daisy elder fern ginger hazel iris juniper laurel maple nettle olive poppy rowan sage",
 }
-_ANSWER = re.compile(r"^\W*answer\W*:(.*)$", re.IGNORECASE | re.MULTILINE)
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?!\w)")
 
 Query = Callable[[str, Sequence[object]], list[tuple[Any, ...]] | None]
-Facts = dict[tuple[object, ...], object]
 Axes = Mapping[str, int]
 Tables = Mapping[str, Mapping[str, list[Any]]]
 Plan = tuple[str, str, str, str | int | None]  # prompt; tool and SQL that do it; answer, if it is a question
@@ -288,21 +286,6 @@ def facts(query: Query) -> Facts:
     return found
 
 
-def share(start: Facts, goal: Facts, now: Facts) -> float:
-    """The formula of `SqliteTasks`, in [0, 1]; if start is goal, only what was harmed counts."""
-    missing = object()
-    right = {key: now.get(key, missing) == goal.get(key, missing) for key in {*start, *goal, *now}}
-    wanted = [key for key in right if start.get(key, missing) != goal.get(key, missing)]
-    harmed = {key[:3] for key in set(right).difference(wanted) if not right[key]}
-    made = sum(right[key] for key in wanted) / len(wanted) if wanted else 1.0
-    return made * 0.5 ** len(harmed)
-
-
-def stated(text: str | None) -> str:
-    """What a text gives as its answer: its lines ``answer: ...``, or all of it if it has none."""
-    return "\n".join(_ANSWER.findall(text or "")) or (text or "")
-
-
 def is_answer(text: str | None, expected: str | int, names: Sequence[str]) -> bool:
     """Whether a text states the expected number and no other, or of the names the expected one only."""
     if isinstance(expected, str):
@@ -361,14 +344,8 @@ class SqliteTasks:
         Raises:
             ConfigError: for an unknown split.
         """
-        if split not in _BUSINESSES:
-            raise ConfigError(f"split {split!r} is unknown; use 'train' or 'heldout'")
-        rng = random.Random(f"sqlite/{self.seed}/{split}/{seed}")
-        tasks: dict[str, Task] = {}
-        while len(tasks) < count:
-            task = self._task(KINDS[len(tasks) % len(KINDS)], split, rng)
-            tasks.setdefault(task.prompt, task)
-        return list(tasks.values())
+        key = f"sqlite/{self.seed}/{seed}"
+        return distinct_tasks(split, count, key, KINDS, self._task, lambda task: task.prompt)
 
     def _task(self, kind: str, split: str, rng: random.Random) -> Task:
         scene = _scene(rng, split)
@@ -391,10 +368,6 @@ class SqliteTasks:
     def oracle(self, task: Task) -> list[str]:
         """Assistant messages that solve the task: look, act, answer."""
         plan = task.data
-        looks = [_call("describe_table", table_name=name) for name in plan["tables"]]
+        looks = [call("describe_table", table_name=name) for name in plan["tables"]]
         answer = "done" if plan["answer"] is None else f"answer: {plan['answer']}"
-        return [_call("list_tables"), "\n".join(looks), _call(plan["tool"], query=plan["sql"]), answer]
-
-
-def _call(tool: str, **arguments: str) -> str:
-    return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': arguments})}\n</tool_call>"
+        return [call("list_tables"), "\n".join(looks), call(plan["tool"], query=plan["sql"]), answer]

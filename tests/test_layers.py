@@ -23,9 +23,9 @@ LAYERS = (
     "arenarl.chat arenarl.tool_calls arenarl.state arenarl.rubric arenarl.mcp. arenarl.taskset arenarl.calls arenarl.async_env arenarl.env arenarl.vector_env"
     " arenarl.vllm_settings arenarl.vllm_thread arenarl.vllm_worker arenarl.engine arenarl.judge arenarl.arena arenarl.estimators arenarl.batching"
     " arenarl.causal_lm arenarl.tracking arenarl.traces arenarl.console arenarl.envs.",
-    "arenarl.rollout arenarl.chat_check arenarl.env_runner arenarl.learner arenarl.learner_group arenarl.rllib_compat arenarl.metrics",
+    "arenarl.rollout arenarl.random_agent arenarl.isolation arenarl.chat_check arenarl.env_runner arenarl.learner arenarl.learner_group arenarl.rllib_compat arenarl.metrics",
     "arenarl.config arenarl.preflight arenarl.comparison arenarl.algorithm arenarl.evaluate arenarl.algorithms.",
-    "arenarl.training arenarl.plan arenarl.cli experiments. benchmarks.",
+    "arenarl.training arenarl.plan arenarl.env_commands arenarl.env_play arenarl.cli experiments. benchmarks.",
 )
 PLACES = {place: layer for layer, places in enumerate(LAYERS) for place in places.split()}
 

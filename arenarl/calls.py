@@ -47,9 +47,15 @@ class CallRunner:
         """(a result per call in the calls' order, the kind of failure if the episode must end, else "").
 
         Results after the one that ends the episode are left out.
+
+        Raises:
+            EnvError: if a tape that is replayed does not hold a call.
         """
-        async with asyncio.TaskGroup() as group:
-            running = [group.create_task(self._run(call, n)) for n, call in enumerate(calls)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(self._run(call, n)) for n, call in enumerate(calls)]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
         results: list[ToolResult] = []
         for call, task in zip(calls, running, strict=True):
             result = self._note_repeat(call, task.result())

@@ -17,7 +17,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from arenarl.errors import ConfigError, boundary
 from arenarl.judge import Judge
 from arenarl.rllib_compat import UnbuiltLearner, is_config_key, unbuilt_module_spec
-from arenarl.taskset import TaskSet, load_object
+from arenarl.taskset import TaskSet, load_object, taskset_path
 from arenarl.types import SamplingParams
 from arenarl.vllm_settings import EngineConfig
 
@@ -269,17 +269,3 @@ def _evaluate_heldout(algorithm: Any, _: Any) -> tuple[dict[str, Any], int, int]
 def unknown_key(name: str, known: list[str], where: str) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"{where} has no field {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-
-
-def taskset_path(env: str) -> str:
-    """ "module:Class" of the task set behind an environment name; a Gymnasium id is looked up in its registry."""
-    if not isinstance(env, str):
-        raise ConfigError(f"environment {env!r} must be a string: 'module:TaskSetClass' or a Gymnasium id")
-    if "/" not in env or ":" in env:
-        return env
-    import gymnasium
-
-    try:
-        return str(gymnasium.spec(env).kwargs["taskset"])
-    except (gymnasium.error.Error, KeyError) as error:
-        raise ConfigError(f"environment {env!r} names no task set: {error}; give 'module:TaskSetClass'") from None

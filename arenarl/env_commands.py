@@ -28,11 +28,11 @@ from arenarl.isolation import Finding, probe_isolation
 from arenarl.mcp import McpSession, ServerHub, ServerSpec, ToolSet, ToolSpec
 from arenarl.mcp.paths import PathMap
 from arenarl.mcp.pool import place
-from arenarl.mcp.results import four_characters
+from arenarl.mcp.results import clean_text, four_characters
 from arenarl.mcp.tape import Tape
 from arenarl.mcp.workdir import WorkDirectory
 from arenarl.random_agent import first_task, hub_of, play_oracle, play_random
-from arenarl.taskset import TaskSet, load_object, setup_of
+from arenarl.taskset import TaskSet, load_object, setup_of, taskset_path
 from arenarl.types import Message
 
 CountTokens = Callable[[str], int]
@@ -49,8 +49,6 @@ def load_target(target: str, tasks: str | None = None) -> TaskSet:
     if tasks is not None:
         raise ConfigError(f"--tasks {tasks!r} goes with the path of an mcp.json; {target!r} has tasks of its own")
     if "/" in target and ":" not in target:
-        from arenarl.config import taskset_path
-
         target = taskset_path(target)
     return load_object(target, "environment")
 
@@ -122,14 +120,17 @@ def _show_listing(listing: Listing, tools: ToolSet, costs: Mapping[str, int], co
     if listing.seconds == listing.seconds:
         words.append(f"started in {listing.seconds:.2f} s")
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=bool(listing.tools))
+    names = {tool.name: tools.name_of(tool.server, tool.name) or tool.name for tool in listing.tools}
+    widest = 2 + max(map(len, names.values()), default=0)
+    room = max(console.width - widest - len("tokens reads only") - 8, 20)  # what is left for words, on one line
     for heading in ("  tool", "tokens", "reads only", "about"):
         table.add_column(heading, justify="right" if heading == "tokens" else "left", no_wrap=heading != "about")
     total = 0
     for tool in listing.tools:
-        name = tools.name_of(tool.server, tool.name) or tool.name
+        name = names[tool.name]
         total += costs[name]
-        about = " ".join(tool.description.split())
-        about = about if len(about) <= 60 else f"{about[:57]}..."
+        about = " ".join(clean_text(tool.description).split())
+        about = about if len(about) <= room else f"{about[: room - 1]}…"
         table.add_row(Text(f"  {name}"), str(costs[name]), "yes" if tool.read_only else "", Text(about))
     words += [f"{len(listing.tools)} tools", f"{total:,} tokens"]
     console.print(Text.assemble((spec.name, "bold"), "  ", "  ".join(w for w in words if w)))

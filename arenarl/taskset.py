@@ -32,7 +32,7 @@ class TaskSet(Protocol):
         ...
 
     def tasks(self, split: str, count: int, seed: int) -> list[Task]:
-        """``count`` tasks of "train" or "heldout"; the same for the same arguments."""
+        """``count`` tasks of "train" or "heldout", fewer if there are no more; the same for the same arguments."""
         ...
 
     def checklist(self, task: Task) -> Checklist:
@@ -59,3 +59,17 @@ def load_object(path: str, what: str, /, **kwargs: Any) -> Any:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{what} {path!r} cannot be built: {error}; give 'module:Name'") from error
+
+
+def taskset_path(env: str) -> str:
+    """ "module:Class" of the task set behind an environment name; a Gymnasium id is looked up in its registry."""
+    if not isinstance(env, str):
+        raise ConfigError(f"environment {env!r} must be a string: 'module:TaskSetClass' or a Gymnasium id")
+    if "/" not in env or ":" in env:
+        return env
+    import gymnasium
+
+    try:
+        return str(gymnasium.spec(env).kwargs["taskset"])
+    except (gymnasium.error.Error, KeyError) as error:
+        raise ConfigError(f"environment {env!r} names no task set: {error}; give 'module:TaskSetClass'") from None

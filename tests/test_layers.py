@@ -31,7 +31,13 @@ PLACES = {place: layer for layer, places in enumerate(LAYERS) for place in place
 
 HEAVY_LIBRARIES = {"torch", "ray", "vllm", "transformers", "mlflow", "mcp", "accelerate"}
 # Layer 1, but at home in one heavy library; the MCP server of an environment runs in a process of its own.
-HEAVY_MODULES = {"arenarl.causal_lm", "arenarl.mcp.transport", "arenarl.mcp.handshake", "arenarl.mcp.remote", "arenarl.vllm_worker"}
+HEAVY_MODULES = {
+    "arenarl.causal_lm",
+    "arenarl.mcp.transport",
+    "arenarl.mcp.handshake",
+    "arenarl.mcp.remote",
+    "arenarl.vllm_worker",
+}
 
 
 def modules(root: Path) -> dict[str, Path]:

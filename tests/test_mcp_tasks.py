@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -138,10 +137,9 @@ def test_a_line_becomes_a_task(tmp_path: Path):
 
 def ids(taskset: McpTasks, split: str) -> set[str]:
     """Those of all tasks of a split."""
-    with pytest.raises(ConfigError, match=f"9999 {split} tasks asked, there are ") as caught:
-        taskset.tasks(split, 9999, 0)
-    count = int(re.search(r"there are (\d+)", str(caught.value))[1])
-    return {task.task_id for task in taskset.tasks(split, count, 0)}
+    tasks = taskset.tasks(split, 9999, 0)
+    assert len({task.task_id for task in tasks}) == len(tasks)
+    return {task.task_id for task in tasks}
 
 
 def test_a_fifth_is_held_out_whatever_else_is_in_the_file(tmp_path: Path):
@@ -175,8 +173,7 @@ def test_without_a_file_there_are_requests_to_explore():
         task.prompt for split, count in (("train", 6), ("heldout", 2)) for task in taskset.tasks(split, count, 0)
     }
     assert prompts == {prompt for _, prompt in EXPLORE}
-    with pytest.raises(ConfigError, match="7 train tasks asked, there are 6"):
-        taskset.tasks("train", 7, 0)
+    assert len(taskset.tasks("train", 7, 0)) == 6
     with pytest.raises(ConfigError, match="split 'test' is unknown"):
         taskset.tasks("test", 1, 0)
 

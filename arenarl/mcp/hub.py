@@ -362,7 +362,8 @@ class ServerHub:
             slot.idle_since = asyncio.get_running_loop().time()
             return slot
         except Exception as error:  # boundary: whatever it is, the slot is of no more use
-            _log.warning("a pooled workspace of %s is discarded: %s", ", ".join(s.name for s in slot.specs), error)
+            if slot in self._slots:  # else it was taken down meanwhile
+                _log.warning("a pooled workspace of %s is discarded: %s", ", ".join(s.name for s in slot.specs), error)
             self._discard(slot)
             return None
         except BaseException:

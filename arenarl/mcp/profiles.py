@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from arenarl.errors import ConfigError
@@ -21,8 +21,14 @@ class Profile:
     cache_tools: tuple[str, ...] = ()
 
 
-_ON_DISK: dict[str, str] = {"scope": "pool", "reset": "files"}  # the process keeps nothing that its files do not
-_STATELESS: dict[str, str] = {"scope": "shared", "reset": "none"}
+def _on_disk(
+    *, env: Mapping[str, str] = MappingProxyType({}), cwd: str | None = None, cache_tools: tuple[str, ...] = ()
+) -> Profile:
+    """Of a server whose process keeps nothing that its files do not."""
+    return Profile(scope="pool", reset="files", env=env, cwd=cwd, cache_tools=cache_tools)
+
+
+_STATELESS = Profile(scope="shared", reset="none")
 
 # Equal work must give equal hashes, whoever does it and whenever.
 _GIT_ENV = MappingProxyType({
@@ -32,38 +38,34 @@ _GIT_ENV = MappingProxyType({
 })  # fmt: skip
 
 PROFILES: Mapping[str, Profile] = MappingProxyType({
-    "filesystem": Profile(
-        **_ON_DISK,
+    "filesystem": _on_disk(
         cache_tools=(
             "read_file", "read_text_file", "read_media_file", "read_multiple_files", "list_directory",
             "list_directory_with_sizes", "directory_tree", "search_files", "get_file_info", "list_allowed_directories",
         ),
     ),
-    "memory": Profile(
-        **_ON_DISK,
+    "memory": _on_disk(
         env=MappingProxyType({"MEMORY_FILE_PATH": "${WORKDIR}/memory.jsonl"}),
         cache_tools=("read_graph", "search_nodes", "open_nodes"),
     ),
-    "sqlite": Profile(**_ON_DISK, cache_tools=("read_query", "list_tables", "describe_table")),
-    "git": Profile(
-        **_ON_DISK,
+    "sqlite": _on_disk(cache_tools=("read_query", "list_tables", "describe_table")),
+    "git": _on_disk(
         env=_GIT_ENV,
         cache_tools=(
             "git_status", "git_diff_unstaged", "git_diff_staged", "git_diff", "git_log", "git_show", "git_branch",
         ),
     ),
-    "excel": Profile(**_ON_DISK),
-    "text-editor": Profile(**_ON_DISK, cache_tools=("get_text_file_contents",)),
-    "shell": Profile(
-        **_ON_DISK,
+    "excel": _on_disk(),
+    "text-editor": _on_disk(cache_tools=("get_text_file_contents",)),
+    "shell": _on_disk(
         env=MappingProxyType({"ALLOW_COMMANDS": "cat,cp,cut,echo,grep,head,ls,mkdir,mv,pwd,rm,sort,tail,touch,uniq,wc"}),
         cwd="${WORKDIR}",
     ),
     "duckdb": Profile(),  # it may hold its database open, or in memory
-    "time": Profile(**_STATELESS),
-    "calculator": Profile(**_STATELESS, cache_tools=("calculate",)),
-    "fetch": Profile(**_STATELESS),
-    "pandoc": Profile(**_STATELESS),
+    "time": _STATELESS,
+    "calculator": replace(_STATELESS, cache_tools=("calculate",)),
+    "fetch": _STATELESS,
+    "pandoc": _STATELESS,
     "everything": Profile(),
     "playwright": Profile(),
 })  # fmt: skip

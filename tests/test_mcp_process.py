@@ -53,7 +53,7 @@ def status(pid: int) -> str:
 
 def nursery() -> psutil.Process:
     """The one process that this one has started for all its servers."""
-    (found,) = psutil.Process().children()
+    (found,) = [process for process in descendants() if process.ppid() == os.getpid()]
     return found
 
 
@@ -138,12 +138,14 @@ async def test_limit_of_open_files_is_named_and_leaves_nothing():
 
 async def test_one_nursery_serves_all_and_lives_while_it_is_held():
     held = hold()
-    pid = nursery().pid
-    for _ in range(3):
-        async with running(server(script="plain.py")):
-            assert nursery().pid == pid and len(descendants()) == 3
-        assert [process.pid for process in descendants()] == [pid]
-    await held.release()
+    try:
+        pid = nursery().pid
+        for _ in range(3):
+            async with running(server(script="plain.py")):
+                assert nursery().pid == pid and len(descendants()) == 3
+            assert [process.pid for process in descendants()] == [pid]
+    finally:
+        await held.release()
     assert not descendants()
 
 

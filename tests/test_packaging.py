@@ -135,7 +135,8 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: Path):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = python_files(ROOT / "arenarl", "arenarl") | python_files(ROOT / "arenarl" / "mcp", "arenarl/mcp")
     expected |= python_files(ROOT / "algorithms", "arenarl/algorithms") | python_files(ROOT / "envs", "arenarl/envs")
-    assert names == expected | {"arenarl/py.typed"}
+    locks = {f"arenarl/mcp/locks/{file.name}" for file in (ROOT / "arenarl" / "mcp" / "locks").iterdir()}
+    assert locks and names == expected | locks | {"arenarl/py.typed"}
     assert {"arenarl/algorithms/grpo.py", "arenarl/envs/travel.py", "arenarl/mcp/hub.py"} <= names
 
 

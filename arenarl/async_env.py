@@ -110,6 +110,11 @@ class AsyncToolEnv:
         """The tool schemas of the episode, as a chat template takes them."""
         return self._runner.tools.schemas if self._runner else []
 
+    @property
+    def ending(self) -> str:
+        """How the episode ended, in a word or two for people; "" while it runs."""
+        return f"{self.outcome or ''} {self.detail}".strip()
+
     def trajectory(self) -> Trajectory:
         """The readable record of the episode up to now."""
         return Trajectory(messages=tuple(self._messages), events=tuple(self._events), answer=self._answer)

@@ -250,7 +250,7 @@ async def _check_episodes(taskset: TaskSet, episodes: int, replay: str | None, c
             failed += env.outcome == "failed"
             seconds += [event.result.seconds for event in trajectory.events if event.result.server]
             turns = f"{trajectory.num_turns} turns, {len(trajectory.events)} calls"
-            console.print(f"random agent, seed {seed}: {env.outcome} {env.detail}, {turns}", highlight=False)
+            console.print(f"random agent, seed {seed}: {env.ending}, {turns}", highlight=False)
     async with hub_of(replay) as hub:
         again, _ = await play_random(taskset, "train", 0, hub)
     findings = [Finding("episodes", not failed, f"{episodes} of a random agent, {failed} failed")]
@@ -298,7 +298,7 @@ def record_episodes(
                 failed += env.outcome == "failed"
                 score = "none" if env.score is None else f"{env.score:.2f}"
                 console.print(
-                    f"{agent} agent, seed {seed}: {env.outcome} {env.detail}, {len(trajectory.events)} calls, score {score}",
+                    f"{agent} agent, seed {seed}: {env.ending}, {len(trajectory.events)} calls, score {score}",
                     highlight=False,
                 )
         return not failed

@@ -159,15 +159,18 @@ def _show_messages(messages: Sequence[Message], console: Console) -> None:
 
 
 def _show_tools(tools: Sequence[dict[str, Any]], console: Console) -> None:
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    """A line for each tool: name, arguments, and as much of its description as fits."""
+    rows = []
     for tool in tools:
         function = tool["function"]
-        parameters = function["parameters"]
-        required = parameters.get("required", [])
-        words = [name if name in required else f"[{name}]" for name in parameters.get("properties", {})]
-        first_line = function["description"].strip().partition("\n")[0]
-        table.add_row(Text(function["name"], style="bold"), Text(" ".join(words)), Text(_safe(first_line)))
-    console.print(table)
+        required = function["parameters"].get("required", [])
+        words = [name if name in required else f"[{name}]" for name in function["parameters"].get("properties", {})]
+        rows.append((function["name"], " ".join(words), " ".join(_safe(function["description"]).split())))
+    names, arguments = (max((len(row[n]) for row in rows), default=0) for n in (0, 1))
+    room = max(console.width - names - arguments - 5, 20)
+    for name, words, about in rows:
+        about = about if len(about) <= room else f"{about[: room - 1]}…"
+        console.print(Text.assemble((f"{name:{names}}", "bold"), f"  {words:{arguments}}  {about}"))
 
 
 def _show_tool(function: Mapping[str, Any], console: Console) -> None:
@@ -177,7 +180,7 @@ def _show_tool(function: Mapping[str, Any], console: Console) -> None:
 
 def _show_end(env: AsyncToolEnv, console: Console) -> None:
     score = "none" if env.score is None else f"{env.score:.2f}"
-    console.print(Text(f"outcome {env.outcome} {env.detail}, score {score}", style="bold"))
+    console.print(Text(f"outcome {env.ending}, score {score}", style="bold"))
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name, met in env.checklist_results.items():
         mark = "?" if met is None else "yes" if met == 1 else "no" if met == 0 else f"{met:.2f}"

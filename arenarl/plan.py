@@ -42,7 +42,7 @@ def show_plan(config: AgentConfig, console: Console) -> None:
         console.print(f"[dim]{message['role']:>9}[/] ", end="")
         console.print(message["content"], markup=False, highlight=False)
     score = "none" if env.score is None else f"{env.score:.2f}"
-    console.print(f"outcome {env.outcome} {env.detail}, checklist score {score}")
+    console.print(f"outcome {env.ending}, checklist score {score}")
 
 
 def _resources(config: AgentConfig) -> dict[str, str]:

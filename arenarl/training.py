@@ -144,15 +144,15 @@ def _train(algorithm: AgentAlgorithm, console: Console) -> dict[str, Any]:
     with console.status(f"playing {len(tasks)} held-out tasks with the trained policy"):
         after = algorithm.play(tasks, name="after", seed=HELD_OUT_SEED)
     summary = {
-        **compare_attempts(judge, before, after),
+        **(compare_attempts(judge, before, after) if tasks else {"held_out_tasks": 0}),
         "judge": judge_name, "steps": algorithm.learner_steps, "train_seconds": seconds, "seed": config.seed,
     }  # fmt: skip
     _save(algorithm)
     assert algorithm.run_folder and algorithm.tracker
     algorithm.run_folder.write_summary(summary)
+    reached = {"heldout_win_rate": summary.get("win_rate"), "heldout_checklist": summary.get("checklist_after")}
     algorithm.tracker.log_metrics(
-        algorithm.learner_steps,
-        {"reward/heldout_win_rate": summary["win_rate"], "reward/heldout_checklist": summary["checklist_after"]},
+        algorithm.learner_steps, {f"reward/{name}": value for name, value in reached.items() if value is not None}
     )
     algorithm.tracker.log_model_folder(_folder(algorithm) / "model")
     _report(console, algorithm, summary, before, after)
@@ -177,6 +177,20 @@ def _report(
     after: Sequence[Episode],
 ) -> None:
     """Tables, one episode side by side, and where everything is."""
+    if after:
+        _report_comparison(console, summary, before, after)
+    else:
+        console.print(f"{algorithm.taskset.name} has no held-out tasks, so nothing tells what was learned")
+    folder = _folder(algorithm)
+    console.print(
+        f"\nmodel      {folder / 'model'}\nepisodes   {folder / 'episodes.jsonl'}\nsummary    {folder / 'summary.json'}"
+    )
+    console.print(f"dashboard  {ui_command(algorithm.tracker.tracking_uri)}", soft_wrap=True)  # type: ignore[union-attr]
+
+
+def _report_comparison(
+    console: Console, summary: dict[str, Any], before: Sequence[Episode], after: Sequence[Episode]
+) -> None:
     low, high = summary["win_rate_ci"]
     rows = [
         BeforeAfter("checklist score", summary["checklist_before"], summary["checklist_after"]),
@@ -191,8 +205,3 @@ def _report(
         range(len(after)), key=lambda n: ((after[n].score or 0) - (before[n].score or 0), -after[n].num_tokens)
     )
     console.print(side_by_side(before[telling], after[telling]))
-    folder = _folder(algorithm)
-    console.print(
-        f"\nmodel      {folder / 'model'}\nepisodes   {folder / 'episodes.jsonl'}\nsummary    {folder / 'summary.json'}"
-    )
-    console.print(f"dashboard  {ui_command(algorithm.tracker.tracking_uri)}", soft_wrap=True)  # type: ignore[union-attr]

@@ -89,6 +89,11 @@ def _pick(rng: random.Random, split: str, what: str, count: int = 1) -> list[str
     return rng.sample(_WORDS[split][what].split(), count)
 
 
+def _new_branches(rng: random.Random, split: str, count: int) -> list[str]:
+    """Names that no side branch has: those have two digits."""
+    return [f"{stem}-{rng.randint(100, 999)}" for stem in _pick(rng, split, "branch", count)]
+
+
 def _edit(rng: random.Random, repository: Repository, text: str, key: str = "") -> str:
     """The text with a number at one key that no file ever had: a line is brought by one commit only."""
     key = key or rng.choice(_keys(text))
@@ -171,7 +176,7 @@ def _split(rng: random.Random, split: str, repository: Repository, steps: int) -
 
 def _move(rng: random.Random, split: str, repository: Repository, steps: int) -> dict[str, Any]:
     files, message = _change(rng, repository, steps), _message(rng, split)
-    name = f"{_pick(rng, split, 'branch')[0]}-{rng.randint(10, 99)}"
+    (name,) = _new_branches(rng, split, 1)
     prompt = f"Make the branch {name} from main, switch to it, and there commit only {', '.join(files)} in one commit"
     acts = [
         ["git_create_branch", {"branch_name": name, "base_branch": "main"}], ["git_checkout", {"branch_name": name}],
@@ -194,7 +199,7 @@ def _branch(rng: random.Random, split: str, repository: Repository, steps: int) 
     own = {tag: sorted(lines[tag].difference(*(lines[other] for other in lines if other != tag))) for tag in lines}
     last = rng.choice([tag for tag in own if own[tag]])
     tags = [*rng.sample([tag for tag in trees if tag != last], steps - 1), last]
-    names = [f"{stem}-{rng.randint(10, 99)}" for stem in _pick(rng, split, "branch", steps)]
+    names = _new_branches(rng, split, steps)
     wishes, acts = [f"{name} at the tag {tag}" for name, tag in zip(names, tags, strict=True)], []
     if steps > 1:
         path, line = rng.choice(own[last])

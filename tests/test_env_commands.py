@@ -219,7 +219,7 @@ def test_an_oracle_is_recorded(arenarl, tmp_path):
     tape = tmp_path / "tape.jsonl"
     target = "tests.test_env_commands:OracleTasks"
     code, out = arenarl("env", "record", target, "--out", str(tape), "--episodes", "1", "--agent", "oracle")
-    assert code == 0 and "oracle agent, seed 0: scored , 1 calls, score 1.00" in out
+    assert code == 0 and "oracle agent, seed 0: scored, 1 calls, score 1.00" in out
     assert json.loads(tape.read_text().splitlines()[-1])["result"]["text"] == "1"
 
 
@@ -247,7 +247,7 @@ def test_a_person_plays(arenarl, config, tasks, monkeypatch):
         "write write_file argument=value or write_file {",
         "tool written to /workspace/sum.txt",
         "tool 1",
-        "outcome scored , score 1.00",
+        "outcome scored, score 1.00",
         "yes  file sum.txt",
     ):
         assert part in out

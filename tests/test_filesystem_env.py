@@ -12,9 +12,9 @@ import pytest
 
 from arenarl.async_env import AsyncToolEnv
 from arenarl.envs.filesystem import FILES, KINDS, FilesystemTasks
-from arenarl.errors import ConfigError
 from arenarl.state import EpisodeState
-from arenarl.types import Outcome, Task, Trajectory
+from arenarl.types import Task, Trajectory
+from tests.playing import play
 from tests.processes import descendants
 
 TASKS = FilesystemTasks()
@@ -31,14 +31,6 @@ async def env() -> AsyncIterator[AsyncToolEnv]:
 
 def draw(kind: str, split: str = "train", count: int = 70) -> list[Task]:
     return [task for task in TASKS.tasks(split, count, seed=5) if task.kind == kind]
-
-
-async def play(env: AsyncToolEnv, task: Task, messages: list[str]) -> float | None:
-    await env.reset(options={"task": task})
-    for message in messages:
-        await env.step(message)
-    assert env.outcome is Outcome.SCORED, env.error
-    return env.score
 
 
 async def verdict(task: Task, workdir: Path, answer: str = "done") -> float:
@@ -134,20 +126,7 @@ def test_the_prompt_tells_which_files_are_meant(split: str) -> None:
         assert task.data["answer"] == (codes if task.kind == "ask" else [])
 
 
-def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'test' is unknown"):
-        TASKS.tasks("test", 1, seed=0)
-
-
 # --- the verdict, end to end -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("split", ["train", "heldout"])
-async def test_the_oracle_scores_one_and_doing_nothing_zero(env: AsyncToolEnv, split: str) -> None:
-    for n, task in enumerate(TASKS.tasks(split, 21, seed=1)):
-        assert (task.kind, await play(env, task, TASKS.oracle(task))) == (task.kind, 1.0)
-        assert all(event.result.ok for event in env.trajectory().events)
-        assert (task.kind, await play(env, task, ["done" if n % 2 else ""])) == (task.kind, 0.0)
 
 
 async def test_a_call_left_out_costs_its_part(env: AsyncToolEnv) -> None:

@@ -16,9 +16,10 @@ import pytest
 from arenarl.async_env import AsyncToolEnv
 from arenarl.envs.git import AXES, COMMITS, FILES, KINDS, GitTasks, answered
 from arenarl.envs.git_repository import Repository, blob
-from arenarl.errors import ConfigError, EnvError
+from arenarl.errors import EnvError
 from arenarl.state import EpisodeState
-from arenarl.types import Outcome, Task, Trajectory
+from arenarl.types import Task, Trajectory
+from tests.playing import play
 from tests.processes import descendants
 
 TASKS = GitTasks()
@@ -137,14 +138,15 @@ def test_a_line_to_be_found_was_brought_by_one_commit_only() -> None:
             assert there == (task.data["difficulty"]["steps"] == 1)
 
 
+def test_a_branch_to_be_made_is_not_there() -> None:
+    for task in TASKS.tasks("heldout", 350, seed=21):
+        new = {*task.data.get("new", {}), task.data.get("branch", "main")} - {"main"}
+        assert not new & set(Repository(**task.data["repository"]).tips())
+
+
 def test_tasks_are_plain_data() -> None:
     tasks = TASKS.tasks("train", 14, seed=1)
     assert [json.loads(json.dumps(task.data)) for task in tasks] == [task.data for task in tasks]
-
-
-def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(ConfigError, match="split 'test' is unknown"):
-        TASKS.tasks("test", 1, seed=0)
 
 
 # --- the repository ----------------------------------------------------------------------------------------------
@@ -258,25 +260,9 @@ async def env() -> AsyncIterator[AsyncToolEnv]:
     assert not descendants()
 
 
-async def play(env: AsyncToolEnv, task: Task, messages: Sequence[str]) -> float | None:
-    await env.reset(options={"task": task})
-    for message in messages:
-        await env.step(message)
-    assert env.outcome is Outcome.SCORED, env.error
-    return env.score
-
-
 def call(tool: str, **arguments: object) -> str:
     body = {"name": tool, "arguments": {"repo_path": "/workspace", **arguments}}
     return f"<tool_call>\n{json.dumps(body)}\n</tool_call>"
-
-
-@pytest.mark.parametrize("split", ["train", "heldout"])
-async def test_the_oracle_earns_everything_and_doing_nothing_nothing(env: AsyncToolEnv, split: str) -> None:
-    for task in TASKS.tasks(split, 21, seed=7):
-        assert await play(env, task, TASKS.oracle(task)) == 1.0, task.prompt
-        assert [event.result.text for event in env.trajectory().events if not event.result.ok] == []
-        assert await play(env, task, ["done"]) == 0.0, task.prompt
 
 
 async def test_equal_work_gives_equal_results(env: AsyncToolEnv) -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from arenarl.async_env import AsyncToolEnv
 from arenarl.envs.memory import FILE, KINDS, PEOPLE, Fact, MemoryTasks, facts_text, judge_facts, parse_facts
-from arenarl.errors import ConfigError
 from arenarl.mcp.session import McpSession
 from arenarl.state import EpisodeState
-from arenarl.types import Outcome, Task, Trajectory
+from arenarl.types import Task, Trajectory
+from tests.playing import play
 from tests.processes import descendants
 
 TASKS = MemoryTasks()
@@ -35,14 +35,6 @@ def draw(kind: str, split: str = "train", count: int = 60) -> list[Task]:
 
 def graph(task: Task, key: str) -> set[Fact]:
     return {tuple(fact) for fact in task.data[key]}
-
-
-async def play(env: AsyncToolEnv, task: Task, messages: list[str]) -> float | None:
-    await env.reset(options={"task": task})
-    for message in messages:
-        await env.step(message)
-    assert env.outcome is Outcome.SCORED, env.error
-    return env.score
 
 
 async def verdict(task: Task, workdir: Path, facts: set[Fact], answer: str = "done") -> float:
@@ -113,20 +105,7 @@ def test_the_prompt_leads_to_the_people_who_change(split: str) -> None:
             assert changed == set(people)
 
 
-def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'test' is unknown"):
-        TASKS.tasks("test", 1, seed=0)
-
-
 # --- the verdict, end to end -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("split", ["train", "heldout"])
-async def test_the_oracle_scores_one_and_doing_nothing_zero(env: AsyncToolEnv, split: str) -> None:
-    for n, task in enumerate(TASKS.tasks(split, 24, seed=1)):
-        assert (task.kind, await play(env, task, TASKS.oracle(task))) == (task.kind, 1.0)
-        assert all(event.result.ok for event in env.trajectory().events)
-        assert (task.kind, await play(env, task, ["done" if n % 2 else ""])) == (task.kind, 0.0)
 
 
 async def test_half_of_a_change_is_half_of_the_score(env: AsyncToolEnv) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,9 +14,9 @@ import pytest
 
 from arenarl.async_env import AsyncToolEnv
 from arenarl.envs.sqlite import AXES, FILE, KINDS, ROWS, SqliteTasks, is_answer
-from arenarl.errors import ConfigError
 from arenarl.state import EpisodeState
-from arenarl.types import Outcome, Task, Trajectory
+from arenarl.types import Task, Trajectory
+from tests.playing import play
 from tests.processes import descendants
 
 TASKS = SqliteTasks()
@@ -110,11 +110,6 @@ def test_tasks_are_plain_data() -> None:
     assert [json.loads(json.dumps(task.data)) for task in tasks] == [task.data for task in tasks]
 
 
-def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(ConfigError, match="split 'test' is unknown"):
-        TASKS.tasks("test", 1, seed=0)
-
-
 # --- the verdict, by hand ----------------------------------------------------------------------------------------
 
 
@@ -200,25 +195,8 @@ async def env() -> AsyncIterator[AsyncToolEnv]:
     assert not descendants()
 
 
-async def play(env: AsyncToolEnv, task: Task, messages: Sequence[str]) -> float | None:
-    await env.reset(options={"task": task})
-    for message in messages:
-        await env.step(message)
-    assert env.outcome is Outcome.SCORED, env.error
-    return env.score
-
-
 def sql_call(tool: str, query: str) -> str:
     return f"<tool_call>\n{json.dumps({'name': tool, 'arguments': {'query': query}})}\n</tool_call>"
-
-
-@pytest.mark.parametrize("split", ["train", "heldout"])
-async def test_the_oracle_earns_everything_and_doing_nothing_nothing(env: AsyncToolEnv, split: str) -> None:
-    for task in TASKS.tasks(split, 30, seed=7):
-        assert await play(env, task, TASKS.oracle(task)) == 1.0, task.prompt
-        assert [event.result.kind for event in env.trajectory().events if not event.result.ok] == []
-        assert await play(env, task, ["done"]) == 0.0, task.prompt
-        assert await play(env, task, [""]) == 0.0, task.prompt
 
 
 async def test_the_oracle_has_turns_to_spare() -> None:

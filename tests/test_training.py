@@ -153,3 +153,45 @@ def test_train_evaluate_save_and_restore_are_rllibs_own(tmp_path):
     finally:
         restored.stop()
         ray.shutdown()
+
+
+EXPERIMENT = """
+from arenarl.algorithms.arena_rl import ArenaRLConfig
+
+def config():
+    return (
+        ArenaRLConfig()
+        .environment("arenarl.envs.mcp:McpTasks", env_config={"config": "mcp.json", "tasks": "tasks.jsonl"})
+        .agent(model_path="experiments/tiny_agent/model", max_model_len=768, max_tokens=16, max_turns=3)
+        .training(group_size=2, groups_per_step=1, num_steps=1)
+        .env_runners(num_env_runners=1)
+    )
+"""
+
+
+def test_the_mcp_json_of_a_desktop_client_is_trained_on(tmp_path):
+    server = {"command": sys.executable, "args": ["-I", "-S", os.path.abspath("tests/servers/files.py"), "${WORKDIR}"]}
+    server["x-env"] = {"scope": "pool", "allow": ["list", "read_file"]}
+    (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"files": server}}) + "// from my client\n")
+    (tmp_path / "tasks.jsonl").write_text('{"prompt": "What is there?", "files": {"a.txt": "1"}, "split": "train"}\n')
+    (tmp_path / "mine.py").write_text(
+        EXPERIMENT.replace('"mcp.json"', repr(str(tmp_path / "mcp.json"))).replace(
+            '"tasks.jsonl"', repr(str(tmp_path / "tasks.jsonl"))
+        )
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "arenarl.cli",
+        "train",
+        str(tmp_path / "mine.py"),
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert "2 tools, " in done.stdout and "mcp has no held-out tasks" in done.stdout
+    episodes = lines(tmp_path / "run" / "episodes.jsonl")
+    assert [episode["outcome"] in ("scored", "truncated") for episode in episodes] == [True, True]
+    assert {tuple(sorted(episode["checklist"])) for episode in episodes} == {("answered", "calls_valid")}
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["held_out_tasks"] == 0

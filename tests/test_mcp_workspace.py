@@ -304,3 +304,44 @@ def test_deep_and_long_paths_are_removed():
     with pytest.raises(EnvError, match=r"cannot be emptied: (x{250}/)+x{250}: File name too long"):
         directory.empty()
     directory.remove()
+
+
+OWNER = """
+import os, sys, time
+from arenarl.mcp.workdir import WorkDirectory
+directory = WorkDirectory()
+(directory.path / "locked").mkdir(mode=0)
+print(directory.path.parent, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_directories_of_a_killed_process_are_removed_and_those_of_a_living_one_stay(tmp_path: Path):
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent.parent)}
+    begin = {"args": [sys.executable, "-c", OWNER], "stdout": subprocess.PIPE, "text": True, "env": environment}
+    with subprocess.Popen(**begin) as dead, subprocess.Popen(**begin) as alive:
+        left, kept = (Path(process.stdout.readline().strip()) for process in (dead, alive))
+        dead.kill()
+        dead.wait()
+        assert left.exists() and kept.exists()
+        with subprocess.Popen(**begin) as third:
+            new = Path(third.stdout.readline().strip())
+            assert not left.exists() and kept.exists() and new.exists()
+            third.terminate()
+        alive.kill()
+    ended = subprocess.run([sys.executable, "-c", OWNER.replace("time.sleep(1000)", "")], env=environment, text=True)
+    assert ended.returncode == 0 and not list(tmp_path.glob("arenarl-*"))
+
+
+def test_a_fork_neither_removes_nor_shares_its_parents_directories():
+    directory = WorkDirectory()
+    child = os.fork()
+    if child == 0:
+        mine = WorkDirectory()
+        apart = mine.path.parent.name.rpartition("-")[0] != directory.path.parent.name.rpartition("-")[0]
+        mine.remove()
+        os._exit(0 if apart and directory.path.exists() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert directory.path.exists()
+    directory.remove()
+    assert not directory.path.parent.exists()

@@ -7,10 +7,10 @@ import logging
 import os
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 
 from arenarl.errors import EnvError
+from arenarl.mcp.claim import claim, clear_tree
 from arenarl.mcp.paths import VIRTUAL_ROOT
 
 _ATTEMPTS = 3
@@ -28,7 +28,8 @@ class WorkDirectory:
     """
 
     def __init__(self) -> None:
-        self._holder = Path(tempfile.mkdtemp(prefix="arenarl-")).resolve()
+        self._claim = claim()
+        self._holder = self._claim.make_directory()
         self.path = self._holder / VIRTUAL_ROOT.strip("/")
         _live[self] = os.getpid()
         self.path.mkdir(mode=0o700)
@@ -45,8 +46,8 @@ class WorkDirectory:
             raise EnvError("a server has removed or replaced its working directory")
         try:
             for _ in range(_ATTEMPTS):  # a server may be writing still
-                _clear(self._holder, keep=self.path)
-                _clear(self.path)
+                clear_tree(self._holder, keep=self.path)
+                clear_tree(self.path)
                 if not (left := os.listdir(self.path)):
                     return
         except OSError as error:
@@ -60,11 +61,12 @@ class WorkDirectory:
             try:
                 if _identity(self._holder) == self._identity[0]:
                     if attempt:
-                        shutil.rmtree(self._holder)  # gets to paths that are too long for `_clear`, but not so deep
+                        shutil.rmtree(self._holder)  # gets to paths that are too long for `clear_tree`, but not so deep
                     else:
-                        _clear(self._holder)
+                        clear_tree(self._holder)
                         self._holder.rmdir()
-                _live.pop(self, None)
+                if _live.pop(self, None) is not None:
+                    self._claim.release()
                 return
             except OSError as error:
                 problem = error
@@ -78,30 +80,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
-
-
-def _clear(top: Path, keep: Path | None = None) -> None:
-    pending, folders = [str(top)], []
-    while pending:
-        folder = pending.pop()
-        try:
-            os.chmod(folder, stat.S_IRWXU)
-            entries = list(os.scandir(folder))
-        except FileNotFoundError:
-            continue
-        folders.append(folder)
-        for entry in entries:
-            if keep is not None and entry.path == str(keep):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                pending.append(entry.path)
-            else:
-                Path(entry.path).unlink(missing_ok=True)
-    for folder in reversed(folders[1:]):
-        try:
-            os.rmdir(folder)
-        except FileNotFoundError:
-            continue
 
 
 @atexit.register

@@ -25,8 +25,6 @@ from arenarl.taskset import TaskSet, setup_of
 from arenarl.tool_calls import HERMES, ToolParser
 from arenarl.types import Message, Outcome, Task, ToolCall, ToolEvent, Trajectory
 
-VERDICT_SECONDS = 60.0
-
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +60,7 @@ class AsyncToolEnv:
         token_offsets: gives the (start, end) of every token of a text, as the policy's tokenizer sees it.
         parser: finds the tool calls in an assistant message.
         episode_timeout: seconds from the end of `reset`; a call that is not answered by then fails the episode.
+        verdict_timeout: seconds until the checklist must have decided; the episode has failed otherwise.
         split: which tasks `reset` draws from.
 
     Raises:
@@ -71,14 +70,14 @@ class AsyncToolEnv:
     def __init__(
         self, taskset: TaskSet, *, hub: ServerHub | None = None, max_turns: int | None = None,
         max_result_tokens: int = 2048, token_offsets: TokenOffsets = four_characters, parser: ToolParser = HERMES,
-        episode_timeout: float = 600.0, split: str = "train",
+        episode_timeout: float = 600.0, verdict_timeout: float = 60.0, split: str = "train",
     ) -> None:  # fmt: skip
         self.taskset = taskset
         self.max_turns = taskset.max_turns if max_turns is None else max_turns
         self.max_result_tokens, self.token_offsets = max_result_tokens, token_offsets
         self.parser = parser
-        self.episode_timeout = episode_timeout
-        for key in ("max_turns", "max_result_tokens", "episode_timeout"):
+        self.episode_timeout, self.verdict_timeout = episode_timeout, verdict_timeout
+        for key in ("max_turns", "max_result_tokens", "episode_timeout", "verdict_timeout"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"{key}={getattr(self, key)!r} is refused; give a positive number")
         if split not in ("train", "heldout"):
@@ -237,7 +236,7 @@ class AsyncToolEnv:
         assert self.task is not None
         state = self._workspace.state() if self._workspace else EpisodeState()
         try:
-            async with asyncio.timeout(VERDICT_SECONDS):
+            async with asyncio.timeout(self.verdict_timeout):
                 checklist = self.taskset.checklist(self.task)
                 self.checklist_results = await checklist.run(self.trajectory(), state)
                 self.score = checklist.score(self.checklist_results)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import gymnasium
 
-from arenarl.async_env import VERDICT_SECONDS, AsyncToolEnv
+from arenarl.async_env import AsyncToolEnv
 from arenarl.errors import EnvError
 from arenarl.taskset import TaskSet, load_object
 from arenarl.types import Message
@@ -121,7 +121,7 @@ def reset_limit(core: AsyncToolEnv) -> float:
 
 def step_limit(core: AsyncToolEnv) -> float:
     """Seconds after which a step has certainly gone wrong."""
-    return core.episode_timeout + VERDICT_SECONDS + ADAPTER_MARGIN
+    return core.episode_timeout + core.verdict_timeout + ADAPTER_MARGIN
 
 
 _loops: dict[int, tuple[asyncio.AbstractEventLoop, threading.Thread]] = {}

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from arenarl.arena import run_tournament
 from arenarl.config import AgentConfig
-from arenarl.preflight import training_tasks, wanted_resources
+from arenarl.preflight import check_listing, training_tasks, wanted_resources
 from arenarl.random_agent import play_random
 from arenarl.types import Verdict
 
@@ -37,6 +37,8 @@ def show_plan(config: AgentConfig, console: Console) -> None:
     console.print(_table("derived", derived))
     console.print(_table("resources", _resources(config)))
     trajectory, env = asyncio.run(play_random(taskset, "train", config.seed or 0))
+    listing = check_listing(config, taskset, env.tools)
+    console.print(f"{len(listing.schemas)} tools, {listing.tokens} tokens in every prompt")
     console.print("[bold]one episode of a random agent[/]")
     for message in trajectory.messages:
         console.print(f"[dim]{message['role']:>9}[/] ", end="")

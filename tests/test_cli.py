@@ -23,6 +23,8 @@ QUICKSTART = "experiments/quickstart.py"
         (["lr=-1"], ["lr=-1", "positive"]),
         (["max_staleness=-1"], ["max_staleness=-1", "0 (synchronous)"]),
         (["kv_cache_bytes=1000"], ["kv_cache_bytes=1000", "give at least"]),
+        (["max_tools_tokens=5"], ["7 tools cost", "max_tools_tokens is 5", "allow-list (x-env.allow) for travel"]),
+        (["max_result_tokens=0"], ["max_result_tokens=0", "positive"]),
         (["judge=nowhere:Judge"], ["'nowhere:Judge'", "give 'module:Name'"]),
         (["group_size"], ["'group_size'", "KEY=VALUE"]),
     ],
@@ -59,7 +61,15 @@ def test_overrides_are_literals_where_they_read_as_one():
 def test_plan_shows_configuration_resources_and_a_random_episode(capsys):
     assert main(["plan", QUICKSTART, "group_size=4", "groups_per_step=2", "num_steps=5"]) == 0
     out = capsys.readouterr().out
-    for part in ("group_size", "episodes in all", "40", "wanted 1", "one episode of a random agent", "outcome"):
+    for part in (
+        "group_size",
+        "episodes in all",
+        "40",
+        "wanted 1",
+        "one episode of a random agent",
+        "outcome",
+        "7 tools, ",
+    ):
         assert part in out
 
 

@@ -480,6 +480,21 @@ async def test_verdict_is_read_from_the_disk_before_the_workspace_is_cleaned(hub
     assert env.outcome is Outcome.ABSTAINED
 
 
+async def test_verdict_that_hangs_fails_the_episode(hub: ServerHub):
+    class Hanging(Counting):
+        def checklist(self, task: Task) -> Checklist:
+            async def hang(trajectory: Trajectory, state: EpisodeState) -> float | None:
+                await asyncio.Event().wait()
+                return 1.0
+
+            return Checklist([Reward(name="hang", function=hang)])
+
+    env = AsyncToolEnv(Hanging(), hub=hub, verdict_timeout=0.1)
+    await env.reset(seed=1)
+    result = await env.step("done")
+    assert result.truncated and result.info["env_failure"] == "checklist" and env.score is None
+
+
 async def test_starting_state_that_cannot_be_written_fails_the_episode(hub: ServerHub):
     class Broken(Writing):
         def setup(self, task: Task, workdir: Path) -> None:

@@ -232,8 +232,13 @@ class AsyncToolEnv:
     # --- the end -------------------------------------------------------------------------------------------------
 
     async def _judge(self, outcome: Outcome, detail: str) -> None:
-        """Score what is there. A checklist that cannot decide abstains; one that breaks is not the policy's failure."""
+        """Score what is there. A checklist that cannot decide abstains; one that breaks is not the policy's failure, nor
+        is an episode that ends on a tool that did not answer.
+        """
         assert self.task is not None
+        if self._runner and self._runner.unresolved:
+            self._finish(Outcome.FAILED, next(iter(self._runner.unresolved.values())))
+            return
         state = self._workspace.state() if self._workspace else EpisodeState()
         try:
             async with asyncio.timeout(self.verdict_timeout):

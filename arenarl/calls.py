@@ -24,6 +24,10 @@ class CallRunner:
     What the model does wrong is answered with the reason; what the infrastructure does wrong is answered too, and
     `failure` says when the episode cannot go on.
 
+    Attributes:
+        unresolved: servers whose last call failed for no fault of the model's, and the kind of failure: a verdict on the
+            episode would not be one on the policy.
+
     Args:
         specs: of the workspace's servers.
         max_result_tokens: a longer result is cut in the middle.
@@ -40,6 +44,7 @@ class CallRunner:
         self._limits = {spec.name: spec.call_timeout for spec in specs}
         self._max_result_tokens, self._token_offsets = max_result_tokens, token_offsets
         self._deadline = deadline
+        self.unresolved: dict[str, str] = {}
         self._failures = 0
         self._repeats: Counter[tuple[str, str]] = Counter()
 
@@ -62,8 +67,11 @@ class CallRunner:
             results.append(shorten(result, self._max_result_tokens, self._token_offsets))
             if result.kind not in INFRASTRUCTURE_KINDS:
                 self._failures = 0 if result.server else self._failures
+                self.unresolved.pop(result.server, None)
                 continue
             self._failures += 1
+            if result.kind != "too_large":  # that much was asked for
+                self.unresolved[result.server] = result.kind
             if self._failures >= _MAX_FAILURES_IN_A_ROW or self._is_over(result.server):
                 return results, result.kind
         return results, ""

@@ -137,7 +137,10 @@ class ChatRenderer:
         add_generation_prompt: bool,
     ) -> str:
         """Template text in which the contents of the ``marked`` messages are replaced by marks."""
-        shown = [{**m, "content": _MARK.format(i)} if i in marked else m for i, m in enumerate(messages)]
+        shown = [{**m, "content": _MARK.format(i)} if i in marked else {**m} for i, m in enumerate(messages)]
+        for message in shown:
+            if "name" in message:  # as the policy wrote it
+                message["name"] = self._harmless(message["name"])
         if tools and self._harmless(spelled := json.dumps(tools, ensure_ascii=False)) != spelled:
             tools = json.loads(self._harmless(spelled))
         return self.tokenizer.apply_chat_template(
@@ -150,7 +153,7 @@ class ChatRenderer:
 
     def _harmless(self, text: str) -> str:
         """Text without special tokens and marks, for the places where it must be encoded together with the template."""
-        return self._dangerous.sub("", text)
+        return self._dangerous.sub("\ufffd", text)  # not by nothing: what is left and right must not become one
 
     def _encode(self, text: str, messages: Sequence[Message]) -> list[int]:
         """Encode template text with special tokens on, and the contents that its marks stand for with special tokens off."""

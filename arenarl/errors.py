@@ -4,6 +4,7 @@ ArenaError
 ├── ConfigError          a user's value is wrong: names the value and the remedy; the command line exits with 2
 ├── McpServerError       a tool server would not start, died, or spoke nonsense
 ├── EnvError             an environment could not set up or judge an episode
+│   └── BrokenFile           what the agent left behind is not what its name promises
 ├── EngineError          the inference engine
 │   ├── InvalidRequest       do not retry
 │   ├── DeadlineExceeded     a wait had an end and it came
@@ -34,6 +35,10 @@ class McpServerError(ArenaError):
 
 class EnvError(ArenaError):
     """An environment failed outside the policy's responsibility."""
+
+
+class BrokenFile(EnvError):
+    """A file that the agent left behind cannot be read as what it should be. That is the agent's work, not a fault of ours."""
 
 
 class EngineError(ArenaError):

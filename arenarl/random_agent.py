@@ -65,7 +65,9 @@ def _random_value(name: str, schema: Mapping[str, Any], rng: random.Random, opti
         case "boolean":
             return rng.random() < 0.5
         case "array":
-            return [_random_value(name, schema.get("items", {}), rng, optional) for _ in range(rng.randint(1, 2))]
+            items = schema.get("items", {})
+            kinds = items if isinstance(items, list) else [items] * rng.randint(1, 2)
+            return [_random_value(name, kind, rng, optional) for kind in kinds]
         case "object":
             return _random_object(schema, rng, optional)
     if any(word in name.lower() for word in _PATH_WORDS):

@@ -162,6 +162,8 @@ class EpisodePlayer:
             timing["generate"] += time.monotonic() - started
             cached += completion.num_cached_tokens
             record.sampled(completion)
+            if completion.finish_reason == "abort":  # the engine's doing, not the policy's
+                return _failed(job, member, greedy, "generate: aborted", segments=record.segments())
             if completion.finish_reason != "stop":
                 full = len(record.token_ids) >= self.engine.max_model_len
                 await env.truncate("context" if full else completion.finish_reason)

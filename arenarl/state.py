@@ -12,9 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from arenarl.errors import EnvError
+from arenarl.errors import BrokenFile, EnvError
 
 _GIT_SECONDS = 30.0
+_MAX_BYTES = 16 << 20
+# Of sqlite's primary result codes, those that tell of the content. Without a code it is text that is not UTF-8.
+_BROKEN = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_MISMATCH)
 
 
 @dataclass(frozen=True)
@@ -39,15 +42,23 @@ class EpisodeState:
         return sorted(found)
 
     def read(self, path: str) -> str | None:
-        """Text of a file, undecodable bytes as U+FFFD; None if there is no such file."""
+        """Text of a file, undecodable bytes as U+FFFD, at most 16 MiB of it; None if there is no such file."""
         file = self._inside(path)
-        return None if file is None else self.outward(file.read_text(encoding="utf-8", errors="replace"))
+        if file is None:
+            return None
+        with file.open("rb") as stream:
+            return self.outward(stream.read(_MAX_BYTES).decode("utf-8", "replace"))
+
+    def exists(self, path: str) -> bool:
+        """Whether anything is at a path: a file, a folder, or a link, wherever it leads."""
+        return os.path.lexists(self._directory() / path)
 
     def rows(self, path: str, query: str, parameters: Sequence[object] = ()) -> list[tuple[object, ...]] | None:
         """Rows of a query on a sqlite file, opened read-only; None if there is no such file.
 
         Raises:
-            EnvError: if the file is no database, or the query does not fit it.
+            BrokenFile: if the file is no sound database, or the query does not fit what is in it.
+            EnvError: if it cannot be read for another reason, such as a lock.
         """
         file = self._inside(path)
         if file is None:
@@ -59,7 +70,9 @@ class EpisodeState:
             finally:
                 connection.close()
         except sqlite3.Error as error:
-            raise EnvError(f"sqlite file {path!r} cannot be read with {query!r}: {error}") from error
+            code = getattr(error, "sqlite_errorcode", None)
+            kind = BrokenFile if code is None or code & 0xFF in _BROKEN else EnvError
+            raise kind(f"sqlite file {path!r} cannot be read with {query!r}: {error}") from error
         return [tuple(self.outward(cell) if isinstance(cell, str) else cell for cell in row) for row in rows]
 
     def git(self, *arguments: str, at: str = ".") -> str | None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from arenarl.mcp.schema import MAX_ARGUMENT_DEPTH, deeper_than
 from arenarl.types import ToolCall
 
 _THINK, _THINK_END = "<think>", "</think>"
@@ -101,9 +102,12 @@ def _split(
 def _load(text: str) -> Any:
     """Strict JSON. Raises ValueError, with the position, for what other parsers would read differently."""
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if deeper_than(value, MAX_ARGUMENT_DEPTH + 1):  # the call itself is a level
+        raise ValueError(f"it is nested more than {MAX_ARGUMENT_DEPTH} levels deep")
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -69,7 +69,10 @@ class ToolVectorEnv(VectorEnv[Texts, Sequence[str], np.ndarray[Any, Any]]):
         mask = np.asarray(given.pop("reset_mask", np.ones(self.num_envs, dtype=np.bool_)))
         if mask.dtype != np.bool_ or mask.shape != (self.num_envs,):
             raise ConfigError(f"reset_mask must be a bool array of shape ({self.num_envs},), got {mask!r}")
-        seeds = [seed + n for n in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
+        if seed is None:
+            seeds: Sequence[int | None] = [None] * self.num_envs
+        else:
+            seeds = seed if isinstance(seed, Sequence) else [int(seed) + n for n in range(self.num_envs)]
         if len(seeds) != self.num_envs:
             raise ConfigError(f"seed has {len(seeds)} entries for {self.num_envs} environments; give one for each")
         chosen = [int(n) for n in np.flatnonzero(mask)]

@@ -278,14 +278,14 @@ def _start_and_goal(data: Mapping[str, Any]) -> tuple[Facts, Facts]:
 
 def _raw(text: str | None) -> dict[str, str]:
     """Paths and new blobs of git's raw diff format."""
-    rows = (line.split("\t") for line in (text or "").splitlines() if line.startswith(":"))
+    rows = (line.split("\t") for line in (text or "").split("\n") if line.startswith(":"))
     return {path: fields.split(" ")[3] for fields, path in rows}
 
 
 def _now(state: EpisodeState, data: Mapping[str, Any], base: str) -> Facts:
     """What the repository is like; of the branch to be committed on, its commits since ``base``."""
-    lines = (state.git("for-each-ref", "--format=%(refname) %(objectname) %(HEAD)") or "").splitlines()
-    refs = {name: (at, head) for name, at, head in (line.split(" ", 2) for line in lines)}
+    lines = (state.git("for-each-ref", "--format=%(refname) %(objectname) %(HEAD)") or "").split("\n")
+    refs = {name: (at, head) for name, at, head in (line.split(" ", 2) for line in lines if line)}
     now: Facts = {("ref", name): at for name, (at, _) in refs.items()}
     planned = {path for _, files in data.get("plan", ()) for path in files}
     staged = _raw(state.git("diff", "--cached", "--raw", "--no-abbrev", "--no-renames"))

@@ -145,7 +145,9 @@ def _answer_item(text: str) -> ChecklistItem:
 
 def _file_item(path: str, text: str | None) -> Reward:
     async def as_expected(trajectory: Trajectory, state: EpisodeState) -> float | None:
-        return None if state.root is None else float(state.read(path) == text)  # a replayed tape has no files
+        if state.root is None:  # a replayed tape has no files
+            return None
+        return float(not state.exists(path) if text is None else state.read(path) == text)
 
     return Reward(name=_short("no file" if text is None else "file", path), function=as_expected)
 

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
@@ -239,10 +240,14 @@ def _names(fact: Fact) -> set[str]:
 def judge_facts(start: set[Fact], goal: set[Fact], now: set[Fact]) -> tuple[float, int]:
     """(share of the wanted additions and removals that were made, facts lost or added without need).
 
-    The share is 0 if nothing was to be changed.
+    All that is to be added of a new entity is one addition. The share is 0 if nothing was to be changed.
     """
-    wanted = len(goal ^ start)
-    made = len((goal - start) & now) + len((start - goal) - now)
+    there = {fact[1] for fact in start if fact[0] == "entity"}
+    additions: defaultdict[object, set[Fact]] = defaultdict(set)
+    for fact in goal - start:
+        additions[fact if fact[1] in there else fact[1]].add(fact)
+    wanted = len(additions) + len(start - goal)
+    made = sum(facts <= now for facts in additions.values()) + len((start - goal) - now)
     harm = len((start & goal) - now) + len(now - start - goal)
     return made / wanted if wanted else 0.0, harm
 

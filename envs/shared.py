@@ -12,7 +12,7 @@ from arenarl.types import Task
 
 Facts = dict[tuple[object, ...], object]
 
-_ANSWER = re.compile(r"^\W*answer\W*:(.*)$", re.IGNORECASE | re.MULTILINE)
+_ANSWER = re.compile(r"^[^\w\n]*answer[^\w\n]*:(.*)$", re.IGNORECASE | re.MULTILINE)
 _CODE = re.compile(r"\b[A-Z]{2}\d{3}\b")
 
 

@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from arenarl.envs.shared import Facts, call, distinct_tasks, share, stated
-from arenarl.errors import EnvError
+from arenarl.errors import BrokenFile
 from arenarl.mcp.catalogue import find
 from arenarl.mcp.config import ServerSpec
 from arenarl.rubric import Checklist, Reward
@@ -278,7 +278,8 @@ def facts(query: Query) -> Facts:
             continue
         quoted = ['"' + word.replace('"', '""') + '"' for word in (name, *columns)]
         seen: Counter[str] = Counter()
-        for row in query(f"SELECT {', '.join(quoted[1:])} FROM {quoted[0]} LIMIT {_MAX_ROWS}", ()) or ():
+        for values in query(f"SELECT {', '.join(quoted[1:])} FROM {quoted[0]} LIMIT {_MAX_ROWS}", ()) or ():
+            row = [int(v) if isinstance(v, float) and v.is_integer() else v for v in values]  # 42.0 is 42
             key: object = row[columns.index("id")] if "id" in columns else repr(row)
             seen[repr(key)] += 1
             cells = zip(columns, row, strict=True)
@@ -291,14 +292,15 @@ def is_answer(text: str | None, expected: str | int, names: Sequence[str]) -> bo
     if isinstance(expected, str):
         words = set(re.findall(r"\w+", stated(text).lower()))
         return [name for name in names if name.lower() in words] == [expected]
-    return {float(number) for number in _NUMBER.findall(stated(text))} == {float(expected)}
+    numbers = _NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3}\b)", "", stated(text)))  # 1,234 is 1234
+    return {float(number) for number in numbers} == {float(expected)}
 
 
 def _verdict(task: Task, answer: str | None, state: EpisodeState) -> float:
     plan, tables = task.data, task.data["tables"]
     try:
         now = facts(partial(state.rows, FILE))
-    except EnvError:  # the agent made it unreadable, so nothing of it is left
+    except BrokenFile:  # the agent made it unreadable, so nothing of it is left
         now = {}
     with closing(_load(sqlite3.connect(":memory:"), tables)) as connection:
 

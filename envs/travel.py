@@ -91,14 +91,16 @@ class Claim:
     numbers: dict[str, int]
 
 
-_LINE = re.compile(r"^[^\w\n]*(?:\d+[.)])?[^\w\n]*([A-Za-z][\w ]*?)[^\w\n]*:[^\w\n]*([A-Za-z]+\d*)(.*)$", re.MULTILINE)
+# Bounded everywhere: what a policy writes must not be able to make reading it slow.
+_LINE = re.compile(r"^\W{0,9}(?:\d{1,3}[.)])?\W{0,9}([A-Za-z][\w ]{0,39}?)\W{0,9}:\W{0,9}([A-Za-z]{1,60}\d{0,9})(.*)$")
 _NUMBER = re.compile(r"(\d+)\s*(usd|celsius)", re.IGNORECASE)
 
 
 def parse_answer(answer: str | None) -> dict[str, Claim]:
     """Claims of an answer by label, lower case; the first line of a label counts."""
     claims: dict[str, Claim] = {}
-    for label, name, rest in _LINE.findall(answer or ""):
+    lines = (" ".join(line.split()) for line in (answer or "").split("\n"))
+    for label, name, rest in (match.groups() for match in map(_LINE.match, lines) if match):
         numbers = {unit.lower(): int(n) for n, unit in reversed(_NUMBER.findall(rest))}
         claims.setdefault(label.strip().lower(), Claim(name=name, numbers=numbers))
     return claims

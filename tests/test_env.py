@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -23,6 +24,7 @@ from arenarl.errors import ConfigError, EnvError, McpServerError
 from arenarl.mcp import ServerHub, ServerSpec
 from arenarl.rubric import Checklist, ChecklistItem, Reward
 from arenarl.state import EpisodeState
+from arenarl.tool_calls import HERMES
 from arenarl.types import Outcome, Task, ToolCall, Trajectory
 from tests.processes import descendants
 
@@ -138,7 +140,7 @@ MISTAKES = [  # assistant text, kind, part of the observation
     ('<tool_call>{"name": "echo", "arguments": {"n": NaN}}</tool_call>', "parse_error", "NaN"),
     (call("ecko", text="x"), "unknown_tool", "no tool is called 'ecko'; tools: echo"),
     (call("echo", text=5), "invalid_args", "5 is not of type 'string' (at text)"),
-    (call("echo", deep=json.loads("[" * 300 + "]" * 300)), "invalid_args", "nested more than 64 levels deep"),
+    (call("echo", deep=json.loads("[" * 300 + "]" * 300)), "parse_error", "nested more than 64 levels deep"),
     (call("bad_args"), "invalid_args", "text is missing"),
     (call("error_result"), "tool_error", "no such city"),
 ]
@@ -296,6 +298,30 @@ async def test_shared_server_comes_back_without_repeating_the_call(hub: ServerHu
     results = [await env.step(call(tool)) for tool in ("count", "exit", "count")]
     assert [result.info["results"] for result in results] == [["ok"], ["server_dead"], ["ok"]]
     assert results[-1].messages[0]["content"] == "1"
+
+
+@pytest.mark.parametrize("ending", ["done", call("ecko")])
+async def test_episode_that_ends_on_a_tool_that_did_not_answer_is_no_verdict_on_the_policy(hub: ServerHub, ending: str):
+    env = AsyncToolEnv(Counting(server(call_timeout=0.3, close_grace=0.1)), hub=hub, max_turns=2)
+    await env.reset(seed=1)
+    assert (await env.step(call("hang"))).info["results"] == ["timeout"]
+    result = await env.step(ending)
+    assert (env.outcome, env.detail, env.score) == (Outcome.FAILED, "timeout", None)
+    assert result.truncated and result.info["env_failure"] == "timeout"
+
+
+async def test_answer_that_was_too_large_is_the_policys_affair(hub: ServerHub):
+    env = AsyncToolEnv(Counting(), hub=hub)
+    await env.reset(seed=1)
+    assert (await env.step(call("huge"))).info["results"] == ["too_large"]
+    assert (await env.step("done")).reward == 0.5
+
+
+def test_hostile_nesting_leaves_an_episode_that_can_be_sent():
+    for depth in (60, 600, 5000):
+        text = '<tool_call>{"name": "x", "arguments": {"a": ' + "[" * depth + "]" * depth + "}}</tool_call>"
+        _, calls = HERMES.parse(text)
+        assert pickle.loads(pickle.dumps(calls)) == calls and (calls[0].error is None) == (depth == 60)
 
 
 async def test_episode_deadline_fails_the_episode(hub: ServerHub):

@@ -302,3 +302,9 @@ async def test_the_tools_are_few(env: AsyncToolEnv) -> None:
     assert len(names) == 11
     assert "git_diff_staged" not in names
     assert [spec.scope for spec in TASKS.servers()] == ["pool"]
+
+
+async def test_a_branch_name_of_any_letters_is_read(env: AsyncToolEnv) -> None:
+    task = next(task for task in TASKS.tasks("train", 14, seed=9) if task.kind == "branch")
+    odd = call("git_create_branch", branch_name="a\u2028b", base_branch="main")
+    assert await play(env, task, [*TASKS.oracle(task)[:-1], odd, "done"]) == 0.5

@@ -247,6 +247,15 @@ def test_truncated_text_keeps_to_its_tokens(text: str, limit: int, width: int):
         assert cut == text
 
 
+def test_a_long_text_of_few_tokens_is_cut_all_the_same():
+    def offsets(piece: str) -> list[tuple[int, int]]:  # one token for 64 characters
+        return [(n, min(n + 64, len(piece))) for n in range(0, len(piece), 64)]
+
+    cut, was_cut = truncate_text("=" * 70_000, 100, offsets)
+    assert was_cut and cut.startswith("=" * 1600 + "\n[...") and cut.endswith("...]\n" + "=" * 1600)
+    assert truncate_text("x" * 5000, 10, lambda piece: [])[0].startswith("\n[... 5000 characters")
+
+
 def test_of_a_very_long_text_only_the_ends_are_tokenised():
     seen: list[int] = []
 
@@ -264,3 +273,31 @@ def test_clean_text_can_be_encoded_and_is_stable(text: str):
     assert "\0" not in cleaned
     assert cleaned.encode().decode() == cleaned
     assert clean_text(cleaned) == cleaned or "\x1b" in text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"$schema": ["x"]}, {"$schema": 5}, {"$schema": "http://json-schema.org/draft-03/schema#", "required": True}],
+)
+def test_odd_dialect_of_a_schema_accepts_everything(schema: dict[str, Any]):
+    assert argument_problem(json.dumps({"type": "object", **schema}), {"a": 1}) is None
+
+
+def test_recursive_schema_is_not_followed_for_ever():
+    filters: Any = {"op": "x"}
+    for _ in range(30):
+        filters = {"op": "and", "filters": [filters]}
+    node = {
+        "anyOf": [
+            {"properties": {"filters": {"items": {"$ref": "#/$defs/f"}}}, "required": ["filters", key]} for key in "ab"
+        ]
+    }
+    schema = {"type": "object", "properties": {"where": {"$ref": "#/$defs/f"}}, "$defs": {"f": node}}
+    assert (
+        argument_problem(json.dumps(schema), {"where": filters}) == "the arguments are nested more than 16 levels deep"
+    )
+
+
+def test_anchor_is_not_the_whole_schema():
+    schema = {"type": "object", "properties": {"a": {"$ref": "#here"}, "b": {"$anchor": "here", "type": "string"}}}
+    assert normalise_schema(schema)["properties"]["a"] == {}

@@ -207,3 +207,12 @@ async def test_naming_every_badge_earns_nothing(tmp_path: Path) -> None:
     for task in draw("ask"):
         badges = [fact[2] for fact in graph(task, "start") if fact[2].startswith("badge")]
         assert await verdict(task, tmp_path, graph(task, "start"), f"answer: {', '.join(badges)}") == 0.0
+
+
+def test_a_newcomer_counts_when_all_of_it_is_there():
+    start = {("entity", "Ann", "person"), ("entity", "Acme", "company")}
+    new = {("entity", "Bob", "person"), ("observation", "Bob", "badge: XY123"), ("relation", "Bob", "works_at", "Acme")}
+    goal = start | new
+    without_the_relation = goal - {("relation", "Bob", "works_at", "Acme")}
+    assert judge_facts(start, goal, without_the_relation) == (0.0, 0)
+    assert judge_facts(start, goal, goal) == (1.0, 0)

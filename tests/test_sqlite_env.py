@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from arenarl.async_env import AsyncToolEnv
-from arenarl.envs.sqlite import AXES, FILE, KINDS, ROWS, SqliteTasks, is_answer
+from arenarl.envs.sqlite import AXES, FILE, KINDS, ROWS, SqliteTasks, facts, is_answer
 from arenarl.state import EpisodeState
 from arenarl.types import Task, Trajectory
 from tests.playing import play
@@ -245,3 +246,18 @@ async def test_the_tools_are_few_and_keep_nothing_in_the_process(env: AsyncToolE
     names = {tool["function"]["name"] for tool in info["tools"]}
     assert names == {"list_tables", "describe_table", "read_query", "write_query", "create_table"}
     assert [spec.scope for spec in TASKS.servers()] == ["pool"]
+
+
+def test_a_number_may_have_separators() -> None:
+    assert is_answer("answer: 1,234", 1234, []) and is_answer("It is 12,345,678.", 12345678, [])
+    assert not is_answer("answer: 1, 234", 1234, [])
+
+
+def test_whole_numbers_are_the_same_as_text_or_real() -> None:
+    def table(values: list[object]) -> Any:
+        connection = sqlite3.connect(":memory:")
+        connection.execute("create table t (name, total)")
+        connection.executemany("insert into t values (?, ?)", [("a", value) for value in values])
+        return facts(lambda query, parameters: connection.execute(query, parameters).fetchall())
+
+    assert table([42.0, 7]) == table([42, 7.0]) != table([42.5, 7])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from arenarl.errors import EnvError
+from arenarl.errors import BrokenFile, EnvError
 from arenarl.state import EpisodeState
 
 
@@ -43,6 +43,27 @@ def test_links_do_not_lead_out(tmp_path: Path):
     assert state.rows("link", "select 1") is None
 
 
+def test_a_file_is_read_byte_for_byte_and_nothing_is_told_from_something(tmp_path: Path):
+    (tmp_path / "dos.txt").write_bytes(b"x\r\ny\r\n")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "broken").symlink_to("nowhere")
+    state = EpisodeState(tmp_path)
+    assert state.read("dos.txt") == "x\r\ny\r\n"
+    assert [state.exists(name) for name in ("dos.txt", "folder", "broken", "nothing")] == [True, True, True, False]
+
+
+def test_a_locked_database_is_no_broken_one(tmp_path: Path):
+    with sqlite3.connect(tmp_path / "data.db") as holder:
+        holder.execute("create table t (n integer)")
+    holder.execute("begin exclusive")
+    with pytest.raises(EnvError, match="locked") as caught:
+        EpisodeState(tmp_path).rows("data.db", "select n from t")
+    holder.close()
+    assert not isinstance(caught.value, BrokenFile)
+    with pytest.raises(BrokenFile, match="no such table"):
+        EpisodeState(tmp_path).rows("data.db", "select n from u")
+
+
 def test_sqlite_rows_are_read_and_never_written(tmp_path: Path):
     with sqlite3.connect(tmp_path / "data.db") as connection:
         connection.execute("create table t (n integer, word text)")
@@ -54,7 +75,7 @@ def test_sqlite_rows_are_read_and_never_written(tmp_path: Path):
     with pytest.raises(EnvError, match="readonly"):
         state.rows("data.db", "delete from t")
     (tmp_path / "text.db").write_text("no database, only a text that is long enough to be looked at")
-    with pytest.raises(EnvError, match=r"'text.db' cannot be read with 'select 1 from t'"):
+    with pytest.raises(BrokenFile, match=r"'text.db' cannot be read with 'select 1 from t'"):
         state.rows("text.db", "select 1 from t")
 
 

@@ -85,9 +85,9 @@ def truncate_text(text: str, limit: int, token_offsets: TokenOffsets = four_char
     if len(text) <= 2 * edge and len(token_offsets(text)) <= limit:
         return text, False
     in_tail = limit * 3 // 10
-    head = text[: token_offsets(text[:edge])[: limit - in_tail][-1][1]]
-    tail = text[-edge:]
-    tail = tail[token_offsets(tail)[-in_tail][0] :] if in_tail else ""
+    first, tail = token_offsets(text[:edge])[: limit - in_tail], text[-edge:]
+    last = token_offsets(tail)[-in_tail:] if in_tail else []
+    head, tail = text[: first[-1][1] if first else 0], tail[last[0][0] :] if last else ""
     if (cut := head.rfind("\n")) > len(head) // 2:
         head = head[: cut + 1]
     if 0 <= (cut := tail.find("\n")) < len(tail) // 2:

@@ -15,7 +15,8 @@ from urllib.parse import unquote
 from arenarl.mcp.results import clean_text
 
 _MAX_NAME = 64
-_MAX_ARGUMENT_DEPTH = 64
+MAX_ARGUMENT_DEPTH = 64
+_MAX_RECURSIVE_DEPTH = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +166,7 @@ class _Normaliser:
         return self.walk({**target, **beside}, (*trail, ref))
 
     def _target(self, ref: str) -> Any:
-        if not ref.startswith("#"):
+        if ref != "#" and not ref.startswith("#/"):  # another document, or an anchor
             return None
         node: Any = self.root
         for part in unquote(ref[1:]).split("/")[1:]:
@@ -250,15 +251,18 @@ def argument_problem(schema_json: str, arguments: Mapping[str, Any]) -> str | No
     """
     if (problem := json_problem(arguments)) is not None:
         return problem
-    validator = _validator(schema_json)
-    if validator is None:
-        return None
-    from jsonschema.exceptions import best_match
-
+    if '"$ref"' in schema_json and deeper_than(arguments, _MAX_RECURSIVE_DEPTH):  # time may double with each level
+        return f"the arguments are nested more than {_MAX_RECURSIVE_DEPTH} levels deep"
     try:
-        error = best_match(validator.iter_errors(arguments))
+        return _schema_problem(_validator(schema_json), arguments)
     except Exception:  # boundary: a foreign schema may hold any regex, reference or type
         return None
+
+
+def _schema_problem(validator: Any, arguments: Mapping[str, Any]) -> str | None:
+    from jsonschema.exceptions import best_match
+
+    error = best_match(validator.iter_errors(arguments)) if validator is not None else None
     if error is None:
         return None
     if error.validator == "required":
@@ -270,8 +274,8 @@ def argument_problem(schema_json: str, arguments: Mapping[str, Any]) -> str | No
 
 def json_problem(arguments: Mapping[str, Any]) -> str | None:
     """Why arguments cannot be sent as JSON, in one line, or None."""
-    if _deeper_than(arguments, _MAX_ARGUMENT_DEPTH):
-        return f"the arguments are nested more than {_MAX_ARGUMENT_DEPTH} levels deep"
+    if deeper_than(arguments, MAX_ARGUMENT_DEPTH):
+        return f"the arguments are nested more than {MAX_ARGUMENT_DEPTH} levels deep"
     try:
         json.dumps(arguments, allow_nan=False)
     except (ValueError, TypeError):
@@ -279,12 +283,13 @@ def json_problem(arguments: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _deeper_than(value: Any, levels: int) -> bool:
+def deeper_than(value: Any, levels: int) -> bool:
+    """Whether JSON data has lists or objects nested in more than so many levels."""
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, list | tuple):
         return False
-    return levels == 0 or any(_deeper_than(item, levels - 1) for item in value)
+    return levels == 0 or any(deeper_than(item, levels - 1) for item in value)
 
 
 def _where(path: Iterable[str | int]) -> str:

@@ -17,11 +17,11 @@ from typing import Any
 
 from arenarl.calls import CallRunner
 from arenarl.errors import ConfigError, EnvError
-from arenarl.mcp import ServerHub
+from arenarl.mcp import ServerHub, ToolSet
 from arenarl.mcp.pool import Workspace
 from arenarl.mcp.results import TokenOffsets, clean_json, four_characters
 from arenarl.state import EpisodeState
-from arenarl.taskset import TaskSet, setup_of
+from arenarl.taskset import TaskSet, draw_tasks, servers_of, setup_of
 from arenarl.tool_calls import HERMES, ToolParser
 from arenarl.types import Message, Outcome, Task, ToolCall, ToolEvent, Trajectory
 
@@ -105,9 +105,14 @@ class AsyncToolEnv:
         self._turns = 0
 
     @property
+    def toolset(self) -> ToolSet:
+        """The tools of the episode under the names that the model uses."""
+        return self._runner.tools if self._runner else ToolSet([])
+
+    @property
     def tools(self) -> list[dict[str, Any]]:
         """The tool schemas of the episode, as a chat template takes them."""
-        return self._runner.tools.schemas if self._runner else []
+        return self.toolset.schemas
 
     @property
     def ending(self) -> str:
@@ -134,7 +139,8 @@ class AsyncToolEnv:
 
         Raises:
             McpServerError: if a server does not start; the episode then has the outcome FAILED.
-            EnvError: if the task set has no task, or cannot write the task's starting state.
+            ConfigError: if the split has no task, or a configuration cannot work.
+            EnvError: if the task set cannot write the task's starting state.
         """
         self._release()
         task = self._pick(seed, dict(options or {}))
@@ -154,7 +160,7 @@ class AsyncToolEnv:
     async def _open(self, task: Task) -> CallRunner:
         if self._hub is None:
             self._hub = ServerHub()
-        specs = tuple(self.taskset.servers())
+        specs = servers_of(self.taskset)
         self._workspace = await self._hub.open(
             specs, fill=setup_of(self.taskset, task), seed=task.seed, episode=task.task_id, key=task.task_id
         )
@@ -173,10 +179,7 @@ class AsyncToolEnv:
             return task
         if task is not None:
             raise ConfigError(f"reset option task={task!r} is refused; give an arenarl.types.Task")
-        drawn = self.taskset.tasks(self.split, 1, self._random.getrandbits(31) if seed is None else seed)
-        if not drawn:
-            raise EnvError(f"task set {self.taskset.name!r} has no task in its {self.split} split")
-        return drawn[0]
+        return draw_tasks(self.taskset, self.split, 1, self._random.getrandbits(31) if seed is None else seed)[0]
 
     async def step(self, action: str | Mapping[str, Any]) -> StepResult:
         """Take an assistant message: run its calls, or, if it has none, end and score the episode.

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from arenarl import __version__
-from arenarl.errors import ArenaError, ConfigError
+from arenarl.errors import ArenaError, ConfigError, boundary
 
 if TYPE_CHECKING:
     from arenarl.config import AgentConfig
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.overrides += rest
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two torch threads on two busy cores are many times slower than one
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # "module:Class" may be a file of the user's, here
     try:
         return arguments.run(arguments)
     except ConfigError as error:
@@ -139,7 +141,8 @@ def load_experiment(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with boundary(ConfigError, f"experiment file '{path}' cannot be run"):
+        spec.loader.exec_module(module)
     if not (hasattr(module, "config") or hasattr(module, "tuner")):
         raise ConfigError(f"experiment file '{path}' defines neither config() nor tuner(); add one")
     return module

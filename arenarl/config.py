@@ -17,7 +17,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from arenarl.errors import ConfigError, boundary
 from arenarl.judge import Judge
 from arenarl.rllib_compat import UnbuiltLearner, is_config_key, unbuilt_module_spec
-from arenarl.taskset import TaskSet, load_object, taskset_path
+from arenarl.taskset import TaskSet, load_object, load_taskset, taskset_path
 from arenarl.types import SamplingParams
 from arenarl.vllm_settings import EngineConfig
 
@@ -205,11 +205,16 @@ class AgentConfig(AlgorithmConfig):
         Raises:
             ConfigError: if it cannot be imported or built.
         """
-        return load_object(taskset_path(self.env), "environment", **self.env_config)
+        return load_taskset(taskset_path(self.env), self.env_config)
 
     def build_judge(self) -> Judge:
         """The judge that compares attempts. Raises ConfigError if it cannot be imported or built."""
         return load_object(self.judge, "judge", **self.judge_config)
+
+    @property
+    def episodes_in_flight(self) -> int:
+        """How many episodes of training are played at once at most, over all workers."""
+        return self.group_size * self.groups_per_step * (1 + self.max_staleness)
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig(

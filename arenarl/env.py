@@ -13,7 +13,7 @@ import gymnasium
 
 from arenarl.async_env import AsyncToolEnv
 from arenarl.errors import EnvError
-from arenarl.taskset import TaskSet, load_object
+from arenarl.taskset import TaskSet, load_taskset
 from arenarl.types import Message
 
 ADAPTER_MARGIN = 60.0
@@ -106,7 +106,7 @@ class ToolGymEnv(gymnasium.Env[str, str]):
 
 def as_taskset(taskset: TaskSet | str, env_config: Mapping[str, Any] | None = None) -> TaskSet:
     """A task set, built if it is given as "module:Class". Raises ConfigError if that cannot be done."""
-    return load_object(taskset, "environment", **(env_config or {})) if isinstance(taskset, str) else taskset
+    return load_taskset(taskset, env_config) if isinstance(taskset, str) else taskset
 
 
 def as_text(messages: Sequence[Message]) -> str:

@@ -32,7 +32,7 @@ from arenarl.mcp.results import clean_text, four_characters
 from arenarl.mcp.tape import Tape
 from arenarl.mcp.workdir import WorkDirectory
 from arenarl.random_agent import first_task, hub_of, play_oracle, play_random
-from arenarl.taskset import TaskSet, load_object, setup_of, taskset_path
+from arenarl.taskset import TaskSet, check_tools, load_taskset, setup_of, taskset_path
 from arenarl.types import Message
 
 CountTokens = Callable[[str], int]
@@ -45,12 +45,12 @@ def load_target(target: str, tasks: str | None = None) -> TaskSet:
         ConfigError: if there is none.
     """
     if target.endswith((".json", ".jsonc")) or Path(target).is_file():
-        return load_object("arenarl.envs.mcp:McpTasks", "environment", config=target, tasks=tasks)
+        return load_taskset("arenarl.envs.mcp:McpTasks", {"config": target, "tasks": tasks})
     if tasks is not None:
         raise ConfigError(f"--tasks {tasks!r} goes with the path of an mcp.json; {target!r} has tasks of its own")
     if "/" in target and ":" not in target:
         target = taskset_path(target)
-    return load_object(target, "environment")
+    return load_taskset(target)
 
 
 def token_counter(model: str | None) -> CountTokens:
@@ -66,7 +66,8 @@ def token_counter(model: str | None) -> CountTokens:
         raise ConfigError(f"model folder {model!r} has no tokenizer.json; give the path of a folder with one")
     import tokenizers
 
-    tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    with boundary(ConfigError, f"{str(file)!r} is no tokenizer"):
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
@@ -102,6 +103,8 @@ def list_target(taskset: TaskSet, console: Console, count: CountTokens, replay: 
     """Start each server once and show what it offers and costs. True if all start."""
     listings = asyncio.run(_listings(taskset, replay))
     tools = ToolSet(tool for listing in listings for tool in listing.tools)
+    if not any(listing.error for listing in listings):
+        check_tools(taskset, tools)
     costs = {schema["function"]["name"]: count(json.dumps(schema)) for schema in tools.schemas}
     for listing in listings:
         _show_listing(listing, tools, costs, console)

@@ -42,6 +42,7 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
         limits = RolloutLimits(
             max_turns=self.config.max_turns, generate_timeout_s=self.config.generate_timeout_s,
             episode_timeout_s=self.config.episode_timeout_s, max_episodes=self.config.max_episodes, max_result_tokens=self.config.max_result_tokens,
+            prewarm=min(self.config.max_episodes, self.config.episodes_in_flight // max(1, self.config.num_env_runners)),
         )  # fmt: skip
         engine = VLLMEngine(self.config.engine_config(), engine_id=f"engine-{self.worker_index or 0}")
         self.loop = RolloutLoop(

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from arenarl.arena import run_tournament
 from arenarl.config import AgentConfig
+from arenarl.errors import ConfigError
 from arenarl.preflight import check_listing, training_tasks, wanted_resources
 from arenarl.random_agent import play_random
 from arenarl.types import Verdict
@@ -30,7 +31,7 @@ def show_plan(config: AgentConfig, console: Console) -> None:
     derived = {
         "episodes a step": episodes,
         "episodes in all": episodes * config.num_steps,
-        "episodes in flight at most": episodes * (1 + config.max_staleness),
+        "episodes in flight at most": config.episodes_in_flight,
         "passes over the training tasks": f"{config.groups_per_step * config.num_steps / len(tasks):.2f}",
         "tokens a step at most": episodes * config.max_model_len,
     }
@@ -74,6 +75,8 @@ def try_topology(
     console: Console, *, topology: str, estimator: str | None, players: int, noise: float, seed: int
 ) -> None:
     """Play a tournament between players of normal strength under a judge with normal noise, and show how they came out."""
+    if not 0 <= noise < math.inf:
+        raise ConfigError(f"noise={noise!r} is refused; give 0 or a positive number")
     rng = np.random.default_rng(seed)
     strength = rng.normal(size=max(players, 0))
 

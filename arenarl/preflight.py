@@ -12,7 +12,8 @@ from arenarl.async_env import AsyncToolEnv
 from arenarl.config import AgentConfig
 from arenarl.env_runner import load_renderer
 from arenarl.errors import ConfigError
-from arenarl.taskset import TaskSet
+from arenarl.mcp import ToolSet
+from arenarl.taskset import TaskSet, check_tools, draw_tasks
 from arenarl.types import Message, Task
 from arenarl.vllm_settings import engine_args, installed_device
 
@@ -36,8 +37,9 @@ def preflight(config: AgentConfig, taskset: TaskSet) -> Listing:
     check_resources(config)
     config.build_judge()
     engine_args(config.engine_config(), installed_device())
-    schemas = _in_a_thread(_list_tools(taskset, training_tasks(config, taskset)[0]))
-    return check_listing(config, taskset, schemas)
+    tools = _in_a_thread(_list_tools(taskset, training_tasks(config, taskset)[0]))
+    check_tools(taskset, tools)
+    return check_listing(config, taskset, tools.schemas)
 
 
 def check_listing(config: AgentConfig, taskset: TaskSet, schemas: list[dict[str, Any]]) -> Listing:
@@ -59,12 +61,7 @@ def check_listing(config: AgentConfig, taskset: TaskSet, schemas: list[dict[str,
 
 def training_tasks(config: AgentConfig, taskset: TaskSet) -> list[Task]:
     """The training tasks of a run. Raises ConfigError if the task set has none."""
-    tasks = taskset.tasks("train", config.num_train_tasks, seed=config.seed or 0)
-    if not tasks:
-        raise ConfigError(
-            f"task set {taskset.name!r} gave no training tasks; its tasks('train', ...) must give at least one"
-        )
-    return tasks
+    return draw_tasks(taskset, "train", config.num_train_tasks, config.seed or 0)
 
 
 def wanted_resources(config: AgentConfig) -> dict[str, float]:
@@ -95,11 +92,11 @@ def check_resources(config: AgentConfig) -> None:
             )
 
 
-async def _list_tools(taskset: TaskSet, task: Task) -> list[dict[str, Any]]:
+async def _list_tools(taskset: TaskSet, task: Task) -> ToolSet:
     env = AsyncToolEnv(taskset)
     try:
-        _, info = await env.reset(options={"task": task})
-        return info["tools"]
+        await env.reset(options={"task": task})
+        return env.toolset
     finally:
         await env.aclose()
 

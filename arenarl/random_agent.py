@@ -15,7 +15,7 @@ from arenarl.errors import ConfigError, EnvError
 from arenarl.mcp import ServerHub
 from arenarl.mcp.paths import VIRTUAL_ROOT
 from arenarl.mcp.tape import Tape
-from arenarl.taskset import TaskSet
+from arenarl.taskset import TaskSet, draw_tasks
 from arenarl.types import Task, Trajectory
 
 EPISODE_LIMIT_S = 120.0
@@ -24,10 +24,7 @@ _PATH_WORDS = ("path", "file", "dir", "folder", "source", "destination")
 
 def first_task(taskset: TaskSet, split: str = "train", seed: int = 0) -> Task:
     """The task that a seed picks. Raises ConfigError if the split has none."""
-    tasks = taskset.tasks(split, 1, seed)
-    if not tasks:
-        raise ConfigError(f"task set {taskset.name!r} has no task in its {split} split; it must give at least one")
-    return tasks[0]
+    return draw_tasks(taskset, split, 1, seed)[0]
 
 
 def random_action(tools: Sequence[dict[str, Any]], rng: random.Random) -> str:

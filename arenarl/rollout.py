@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import resource
 import threading
@@ -26,7 +27,7 @@ from arenarl.chat import ChatRenderer
 from arenarl.engine import Engine
 from arenarl.errors import ArenaError, DeadlineExceeded, EngineUnavailable, EnvError, McpServerError
 from arenarl.mcp.hub import ServerHub
-from arenarl.taskset import TaskSet
+from arenarl.taskset import TaskSet, draw_tasks, servers_of, setup_of
 from arenarl.types import Completion, Episode, EpisodeGroup, Outcome, SamplingParams, Segment, Task, Trajectory
 
 _DESCRIPTORS = 1 << 16
@@ -55,13 +56,16 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutLimits:
-    """Bounds of one worker: assistant turns, tokens of a tool result, seconds of a generation and of an episode, episodes at once."""
+    """Bounds of one worker: assistant turns, tokens of a tool result, seconds of a generation and of an episode, episodes at
+    once; and how many pooled workspaces it has ready when its engine is.
+    """
 
     max_turns: int | None = None
     max_result_tokens: int = 2048
     generate_timeout_s: float = 300.0
     episode_timeout_s: float = 600.0
     max_episodes: int = 256
+    prewarm: int = 0
 
 
 class SegmentBuilder:
@@ -319,6 +323,7 @@ class RolloutLoop:
     async def _main(self) -> None:
         _allow_descriptors()
         self._hub = ServerHub()
+        warming = asyncio.create_task(self._prewarm())  # while the engine starts, which takes longer
         try:
             await self.engine.start()
             self._player = EpisodePlayer(self.engine, self.renderer, self.taskset, self._hub, self.limits)
@@ -326,11 +331,18 @@ class RolloutLoop:
             self._ready.set_result(None)
             await self._stop.wait()
         finally:
-            for task in self._tasks:
+            for task in (warming, *self._tasks):
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(warming, *self._tasks, return_exceptions=True)
             await self._hub.aclose()
             await self.engine.shutdown()
+
+    async def _prewarm(self) -> None:
+        """Start pooled servers ahead; what goes wrong here goes wrong again in an episode, which reports it."""
+        with contextlib.suppress(ArenaError):
+            task = draw_tasks(self.taskset, "train", 1, 0)[0]
+            fill = setup_of(self.taskset, task)
+            await self._hub.prewarm(servers_of(self.taskset), self.limits.prewarm, fill=fill)
 
     def _spawn(self, job: Job) -> None:
         task = self._loop.create_task(self._play_and_score(job), name=job.group_id)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from arenarl.errors import ConfigError
+from arenarl.errors import ConfigError, EnvError, boundary
 from arenarl.mcp.config import ServerSpec
+from arenarl.mcp.schema import ToolSet
 from arenarl.rubric import Checklist
 from arenarl.types import Task
+
+_REQUIRED = ("name", "system_prompt", "max_turns", "servers", "tasks", "checklist")
 
 
 class TaskSet(Protocol):
@@ -21,6 +24,7 @@ class TaskSet(Protocol):
     - ``setup(task, workdir)`` writes the task's files into the episode's empty working directory before it begins.
     - ``oracle(task)`` gives the assistant messages of a perfect episode, calls in the Hermes form, the answer last.
     - ``quality(task, trajectory)`` gives evaluations a judge of their own, in [0, 1].
+    - ``check_tools(tools)`` raises ConfigError if a task needs a tool that is not among these (server, tool) pairs.
     """
 
     name: str
@@ -44,6 +48,59 @@ def setup_of(taskset: TaskSet, task: Task) -> Callable[[Path], None] | None:
     """The function that writes the starting state of a task, if its task set has one."""
     setup = getattr(taskset, "setup", None)
     return None if setup is None else lambda workdir: setup(task, workdir)
+
+
+def load_taskset(path: str, config: Mapping[str, Any] | None = None) -> TaskSet:
+    """Build the task set "module:Class" with the keyword arguments ``config``.
+
+    Raises:
+        ConfigError: naming the path and what went wrong, or what the class lacks.
+    """
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(f"env_config={config!r} must be a mapping of the task set's arguments")
+    taskset = load_object(path, "environment", **(config or {}))
+    missing = [name for name in _REQUIRED if not hasattr(taskset, name)]
+    if missing:
+        raise ConfigError(
+            f"environment {path!r} is no task set: it has no {', '.join(missing)}; see arenarl.taskset.TaskSet"
+        )
+    return taskset
+
+
+def draw_tasks(taskset: TaskSet, split: str, count: int, seed: int) -> list[Task]:
+    """At most ``count`` tasks of a split, at least one.
+
+    Raises:
+        ConfigError: if the split has none.
+        EnvError: if the task set's own code fails.
+    """
+    with boundary(EnvError, f"tasks({split!r}, {count}, {seed}) of task set {taskset.name!r}"):
+        tasks = list(taskset.tasks(split, count, seed))
+    if not tasks:
+        raise ConfigError(
+            f"task set {taskset.name!r} has no task in its {split!r} split; its tasks({split!r}, ...) must give at least one"
+        )
+    return tasks
+
+
+def servers_of(taskset: TaskSet) -> tuple[ServerSpec, ...]:
+    """The servers of a task set.
+
+    Raises:
+        ConfigError: if it gives anything else.
+        EnvError: if its own code fails.
+    """
+    with boundary(EnvError, f"servers() of task set {taskset.name!r}"):
+        found = taskset.servers()
+    if not isinstance(found, Sequence) or not all(isinstance(spec, ServerSpec) for spec in found):
+        raise ConfigError(f"servers() of task set {taskset.name!r} gave {found!r}; it must give a list of ServerSpec")
+    return tuple(found)
+
+
+def check_tools(taskset: TaskSet, tools: ToolSet) -> None:
+    """Let a task set that can refuse tools that do not fit its tasks. Raises ConfigError."""
+    if check := getattr(taskset, "check_tools", None):
+        check({(spec.server, spec.name) for name in tools.names if (spec := tools.resolve(name))})
 
 
 def load_object(path: str, what: str, /, **kwargs: Any) -> Any:

@@ -43,7 +43,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -64,6 +65,7 @@ _EXPECT_KEYS = ("answer_contains", "files", "calls")
 _CALL_KEYS = ("tool", "server")
 _HELD_OUT_ONE_IN = 5
 _NAME_CHARS = 40
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 EXPLORE = (
     ("train", "Find out what the tools can do: call one of them and say in a sentence what it gave."),
@@ -94,13 +96,42 @@ class McpTasks:
         self, config: str | Path | Mapping[str, Any] = "mcp.json", tasks: str | Path | None = None, *, max_turns: int = 16,
         system_prompt: str = SYSTEM_PROMPT,
     ) -> None:  # fmt: skip
-        self.max_turns, self.system_prompt = max_turns, system_prompt
+        self.max_turns, self.system_prompt, self._path = max_turns, system_prompt, tasks
         self._specs = tuple(load_mcp_config(config))
         has_folder = any("WORKDIR" in spec.variables for spec in self._specs)
         self._tasks = _explore() if tasks is None else _read(Path(tasks), has_folder)
+        self._check_servers()
 
     def servers(self) -> Sequence[ServerSpec]:
         return self._specs
+
+    def _check_servers(self) -> None:
+        if not any(split == "train" for _, split in self._tasks):
+            raise ConfigError(f'no task is for training; add "split": "train" to lines of {str(self._path)!r}')
+        names = [spec.name for spec in self._specs]
+        for task, call in self._expected_calls():
+            if (server := call.get("server")) is not None and server not in names:
+                raise ConfigError(
+                    f"task {task.task_id!r} expects a call of server {server!r}; {near_name(server, names)}"
+                )
+
+    def check_tools(self, tools: Collection[tuple[str, str]]) -> None:
+        """Refuse tasks that expect a call of a tool that there is not.
+
+        Raises:
+            ConfigError: naming the task and the nearest tool.
+        """
+        for task, call in self._expected_calls():
+            known = [tool for server, tool in tools if call.get("server") in (None, server)]
+            if call["tool"] not in known:
+                raise ConfigError(
+                    f"task {task.task_id!r} expects a call of {call['tool']!r}, which is not offered; "
+                    f"{near_name(call['tool'], known)}"
+                )
+
+    def _expected_calls(self) -> Iterator[tuple[Task, Mapping[str, str]]]:
+        for task, _ in self._tasks:
+            yield from ((task, call) for call in task.data.get("expect", {}).get("calls", []))
 
     def tasks(self, split: str, count: int, seed: int) -> list[Task]:
         """``count`` distinct tasks, or all there are, in an order that the seed decides.
@@ -244,8 +275,16 @@ def _check_keys(what: str, value: Any, known: Sequence[str]) -> None:
 def _check_files(what: str, files: Any, kinds: tuple[type, ...]) -> None:
     if not isinstance(files, dict):
         raise ValueError(f"{what} must be an object of paths and texts")
+    plain = [str(PurePosixPath(path)) for path in files]
+    if len(set(plain)) < len(plain):
+        raise ValueError(f"{what} has a path twice: {max(plain, key=plain.count)!r}")
     for path, text in files.items():
         parts = PurePosixPath(path).parts
+        if len(path) > 1024 or any(len(part.encode("utf-8", "replace")) > 255 for part in parts):
+            raise ValueError(f"{what} has a path that is too long: {path[:60]!r}...")
+        for words in (path, text or ""):
+            if isinstance(words, str) and _LONE_SURROGATE.search(words):
+                raise ValueError(f"{what}[{path!r}] holds half of a surrogate pair, which no file can")
         if not parts or path.startswith("/") or ".." in parts or "\0" in path:
             raise ValueError(f"{what} has the path {path!r}; write one relative to the working directory, without '..'")
         if not isinstance(text, kinds):

@@ -16,7 +16,7 @@ QUICKSTART = "experiments/quickstart.py"
         (["model_path=no/such/folder"], ["'no/such/folder' does not exist", "give the path"]),
         (["env=tests.tasksets:MissingCommand"], ["ghost", "no-such-command-anywhere"]),
         (["env=tests.tasksets:ExitsAtStart"], ["broken", "3", "missing API key"]),
-        (["env=tests.tasksets:NoTasks"], ["'travel' gave no training tasks", "at least one"]),
+        (["env=tests.tasksets:NoTasks"], ["'travel' has no task in its 'train' split", "at least one"]),
         (["env=tests.tasksets:Missing"], ["'tests.tasksets:Missing'", "give 'module:Name'"]),
         (["group_size=1"], ["group_size=1", "set group_size to 2 or more"]),
         (["topology=even_grpah"], ["even_grpah", "even_graph"]),

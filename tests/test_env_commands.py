@@ -344,7 +344,7 @@ BAD_INPUT = [
     (["list", "nowhere.json"], "'nowhere.json' cannot be read: No such file"),
     (["list", "--model", MODEL], "need a TARGET"),
     (["list", "CONFIG", "--model", "nowhere"], "model folder 'nowhere' has no tokenizer.json"),
-    (["list", "tests.tasksets:NoTasks"], "task set 'travel' has no task in its train split"),
+    (["list", "tests.tasksets:NoTasks"], "task set 'travel' has no task in its 'train' split"),
     (["check", "arenarl/Nowhere-v0"], "environment 'arenarl/Nowhere-v0' names no task set"),
     (["check", "tests.tasksets:Missing"], "environment 'tests.tasksets:Missing' cannot be built"),
     (["check", "tests.tasksets:NoTasks", "--tasks", "x"], "--tasks 'x' goes with the path of an mcp.json"),

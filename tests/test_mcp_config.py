@@ -7,6 +7,7 @@ import logging
 import pickle
 import re
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -586,3 +587,10 @@ def test_a_missing_virtual_environment_or_command_is_refused(tmp_path: Path):
         own(venv=5)
     with pytest.raises(ConfigError, match=r"x-env\.venv is for a server with a command"):
         remote(**{"x-env": {"venv": str(tmp_path)}})
+
+
+def test_a_server_in_the_trainers_own_environment_is_a_warning(caplog: pytest.LogCaptureFixture):
+    load_mcp_config({"mcpServers": {"mine": {"command": sys.executable}, "theirs": {"command": "sh"}}})
+    assert [record.getMessage() for record in caplog.records] == [
+        "MCP server 'mine' runs in the trainer's own environment; give it another one with x-env.venv"
+    ]

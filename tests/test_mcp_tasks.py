@@ -229,3 +229,34 @@ def test_files_need_a_server_that_can_see_them(tmp_path: Path):
         ConfigError, match=r"line 1: it has files, but no server has a working directory; name \$\{WORKDIR\}"
     ):
         McpTasks({"mcpServers": {"plain": PLAIN}}, file_of(tmp_path, SUM))
+
+
+def test_a_file_without_tasks_to_train_on_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r'no task is for training; add "split": "train" to lines of'):
+        McpTasks(CONFIG, file_of(tmp_path, {"prompt": "x", "split": "heldout"}))
+
+
+def test_expected_calls_must_be_possible(tmp_path: Path):
+    call = {"prompt": "x", "id": "one", "split": "train", "expect": {"calls": [{"tool": "raed", "server": "nobody"}]}}
+    with pytest.raises(ConfigError, match="task 'one' expects a call of server 'nobody'"):
+        McpTasks(CONFIG, file_of(tmp_path, call))
+    del call["expect"]["calls"][0]["server"]
+    taskset = McpTasks(CONFIG, file_of(tmp_path, call))
+    with pytest.raises(ConfigError, match=r"task 'one' expects a call of 'raed', which is not offered; .*'read'"):
+        taskset.check_tools({("files", "read"), ("files", "write")})
+    taskset.check_tools({("files", "raed")})
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"a": "1", "./a": "2"}, "a path twice: 'a'"),
+        ({"x" * 300: ""}, "a path that is too long"),
+        ({"a": "\ud800"}, "half of a surrogate pair"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_with_their_line(tmp_path: Path, files: dict[str, str], words: str):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n" + json.dumps({"prompt": "x", "files": files}))
+    with pytest.raises(ConfigError, match=rf"line 2: files.*{words}"):
+        McpTasks(CONFIG, path)

@@ -15,6 +15,8 @@ import json
 import logging
 import os
 import re
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +153,8 @@ def _server(name: str, entry: Mapping[str, Any], folder: Path, default_cwd: str 
     if values["transport"] == "stdio":
         _place(values, folder)
         _warn_unpinned(name, values)
+        if "venv" not in block:
+            _warn_of_our_own_environment(name, values.get("command"))
     if "venv" in block:
         _enter_venv(name, values, _resolved(block["venv"], f"server {name!r}: x-env.venv", folder), folder)
     spec = ServerSpec(name=name, **values)
@@ -159,6 +163,13 @@ def _server(name: str, entry: Mapping[str, Any], folder: Path, default_cwd: str 
         spec = replace(spec, cwd=default_cwd)
     spec.check_variables()
     return spec
+
+
+def _warn_of_our_own_environment(name: str, command: Any) -> None:
+    """A server whose packages are the trainer's breaks with them, or breaks them."""
+    found = shutil.which(command) if isinstance(command, str) else None
+    if found is not None and sys.prefix != sys.base_prefix and Path(found).is_relative_to(sys.prefix):
+        _log.warning("MCP server %r runs in the trainer's own environment; give it another one with x-env.venv", name)
 
 
 def _check_keys(name: str, entry: Mapping[str, Any], block: Any) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from arenarl.errors import ArenaError, ConfigError, McpServerError
+from arenarl.errors import ArenaError, ConfigError, McpServerError, boundary
 from arenarl.mcp import catalogue
 from arenarl.mcp.catalogue import PublicServer
 
@@ -49,7 +49,8 @@ def install(
     """
     entries = [catalogue.entry(name) for name in (names if names else catalogue.CATALOGUE)]
     folder = (root or catalogue.root()).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
+    with boundary(ConfigError, f"server folder {str(folder)!r} cannot be made; set ARENARL_SERVERS to another"):
+        folder.mkdir(parents=True, exist_ok=True)
     took: dict[str, float] = {}
 
     with open(folder / ".lock", "w") as lock, tempfile.TemporaryDirectory(dir=folder, prefix=".wheels-") as wheels:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from arenarl.errors import ConfigError, McpServerError
 from arenarl.mcp import McpSession, ServerSpec
+from arenarl.mcp.nursery import hold
 from tests.processes import descendants
 
 SERVERS = Path(__file__).parent / "servers"
@@ -41,6 +43,7 @@ STOPPED, UNREADABLE = (
     "Error: the tool server has stopped.",
     "Error: the tool server sent an answer that cannot be read.",
 )
+DIRTY = {"timeout", "protocol", "too_large", "server_dead"}
 TOO_LARGE, TIMEOUT = "Error: the answer is too large to be delivered.", "Error: the tool did not answer in time."
 
 
@@ -136,7 +139,7 @@ async def suffer(fault: Fault) -> tuple[str, str, str]:
             kind, text = "start_failed", fault.text if fault.text in str(error) else str(error)
         last = await session.call("echo", {"text": "again"}, timeout=fault.limit)
         assert last.kind != "ok" or last.text == "again"
-        assert session.dirty == ("timeout" in (kind, last.kind) or last.kind == "server_dead")
+        assert session.dirty == (not {kind, last.kind}.isdisjoint(DIRTY))
         return kind, text, last.kind
     finally:
         await session.close()
@@ -159,8 +162,20 @@ async def test_two_timeouts_in_a_row_make_the_session_suspect():
     async with running(server(call_timeout=0.3)) as session:
         assert (await session.call("hang", {})).kind == "timeout"
         assert not session.suspect and session.dead is None
-        assert (await session.call("echo", {}, timeout=0.1)).kind == "timeout"
+        assert (await session.call("echo", {})).kind == "timeout"
         assert session.suspect and session.dirty
+
+
+async def test_timeouts_of_a_short_limit_or_in_the_line_are_not_the_servers():
+    async with running(server(call_timeout=0.3)) as session:
+        assert [(await session.call("hang", {}, timeout=0.1)).kind for _ in range(3)] == ["timeout"] * 3
+        assert not session.suspect
+    async with running(server(call_timeout=0.3, max_calls=1)) as session:
+        hanging = asyncio.create_task(session.call("hang", {}, timeout=20.0))
+        await asyncio.sleep(0)
+        assert [(await session.call("echo", {})).kind for _ in range(3)] == ["timeout"] * 3
+        assert not session.suspect and not session.dirty
+        hanging.cancel()
 
 
 # --- one session -------------------------------------------------------------------------------------------------
@@ -175,7 +190,7 @@ async def test_arguments_that_utf8_cannot_carry_are_mended():
 async def test_odd_tools_are_repaired_or_left_out_and_the_listing_is_paged():
     async with running(server()) as session:
         tools = {tool.name: tool for tool in await session.list_tools()}
-    assert len(tools) == 48  # 45 well-formed over six pages, 3 of the 6 odd ones
+    assert len(tools) == 50  # 47 well-formed over six pages, 3 of the 6 odd ones
     assert tools["no_schema"].parameters == {"type": "object"}
     assert tools["no_type"].parameters == {"type": "object", "properties": {"a": True, "b": {}}}
     assert tools["null_words"].description == ""
@@ -223,7 +238,7 @@ async def test_relist_of_a_server_that_hangs_ends():
 
 async def test_session_is_dirty_once_nobody_waits_for_a_call():
     async with running(server()) as session:
-        await session.call("bad_json", {})
+        await session.call("error_result", {})
         assert not session.dirty
         call = asyncio.create_task(session.call("hang", {}))
         await asyncio.sleep(0.01)
@@ -295,23 +310,36 @@ async def test_calls_in_flight_at_the_death_all_end():
 
 # --- start and end -----------------------------------------------------------------------------------------------
 
-STARTS = [
-    (server(command="no-such-program-here"), "cannot run its command ([Errno 2] No such file or directory)"),
-    (server(command=str(SERVERS)), "cannot run its command ([Errno 13] Permission denied)"),
-    (server(cwd=str(SERVERS / "missing")), "No such file or directory"),
-    (server(command="cat", args=()), "failed: MCPError: Method not found"),  # it says what we say
-]
 
-
-@pytest.mark.parametrize(("spec", "reason"), STARTS, ids=["no_command", "folder", "no_cwd", "echo"])
-async def test_failed_start_is_one_error_in_one_line(spec: ServerSpec, reason: str):
-    session = McpSession(spec)
-    with pytest.raises(McpServerError) as caught:
-        await session.start()
-    assert str(caught.value).startswith("MCP server 'faulty' (") and "\n" not in str(caught.value)
-    assert reason in str(caught.value)
-    assert (await session.call("echo", {})).kind == "server_dead"
+@pytest.mark.parametrize("early", [True, False])
+async def test_start_that_is_given_up_more_than_once_ends_its_process(early: bool):
+    """By the caller and by ``close``, and by the timer: before both, or while the process is being ended."""
+    nursery, pid = hold(), None  # alive afterwards, as with other servers around
+    session = McpSession(server("--start", "stubborn", start_timeout=0.6, close_grace=0.5))
+    starting = asyncio.create_task(session.start())
+    while pid is None or not (early or session._deadline.expired()):
+        pid = pid or session.pid
+        await asyncio.sleep(0.01)
+    starting.cancel()
+    await asyncio.wait({starting})
+    await session.close()
+    assert starting.cancelled() and not psutil.pid_exists(pid)
+    await nursery.release()
     assert not descendants()
+
+
+async def test_an_ending_has_time_for_both_graces():
+    session = await McpSession(server(close_grace=100.0)).start()
+    before = asyncio.get_running_loop().time()
+    await session.close()
+    assert session._deadline.when() > before + 200
+
+
+async def test_flood_of_requests_from_a_server_that_does_not_read_is_not_queued():
+    async with running(server()) as session:
+        assert (await session.call("flood", {})).text == "flooded"
+        assert 0 < int((await session.call("replies", {})).text) < 5000  # of 20000; a pipe holds about 1700
+        await session.relist()
 
 
 # --- in process --------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 
 from arenarl.errors import McpServerError
 from arenarl.mcp import McpSession, ServerSpec
-from tests.test_mcp import running
+from tests.test_mcp import DIRTY, running
 
 SERVERS = Path(__file__).parent / "servers"
 SDK2 = str(SERVERS / "sdk2.py")
@@ -215,7 +215,7 @@ async def test_fault_becomes_a_result(
         result = await session.call(tool, arguments, timeout=0.3 if tool == "hang" else 20.0)
         assert (result.kind, result.text) == (kind, text)
         assert (await session.call("echo", {"text": "again"})).kind == after
-        assert session.dirty == (kind in ("timeout", "server_dead"))
+        assert session.dirty == (kind in DIRTY)
         assert (await neighbour.call("echo", {"text": "hello"})).text == "hello"
 
 
@@ -285,6 +285,23 @@ async def test_nothing_secret_is_logged(faulty: int, sdk2: int, caplog: pytest.L
             await session.call("status", {"code": 500})
     assert "HTTP Request: POST" in caplog.text
     assert SECRET not in caplog.text
+
+
+async def test_of_a_url_only_the_host_is_logged(
+    faulty: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FAR_KEY", SECRET)
+    caplog.set_level(logging.INFO)
+    with pytest.raises(McpServerError) as caught:
+        await McpSession(remote(faulty, "/moved/${FAR_KEY}/mcp")).start()
+    assert f"HTTP Request: POST http://127.0.0.1:{faulty}/***" in caplog.text
+    assert SECRET not in caplog.text and SECRET not in str(caught.value)
+
+
+async def test_flood_of_requests_is_answered_only_as_far_as_the_answers_are_taken(faulty: int):
+    async with running(remote(faulty)) as session:
+        assert (await session.call("flood", {})).text == "good"
+        assert 0 < int((await session.call("replies", {})).text) < 100  # of 300
 
 
 async def test_no_task_is_left(sdk2: int):

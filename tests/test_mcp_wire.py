@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -50,6 +51,47 @@ def test_event_over_the_limit_is_measured_and_not_kept():
     )
     assert (event, len(data), size > 1000) == ("message", 990, True)
     assert after[:2] == ("message", b"next")
+
+
+def test_empty_data_lines_count():
+    splitter = EventSplitter(1000)
+    for name in (b"data:\n", b"data\n"):
+        ((_, data, size),) = splitter.feed(name * 3000 + b"\n")
+        assert (len(data), size) == (1000, 2999)
+
+
+@pytest.mark.parametrize(
+    ("line", "failed"),
+    [
+        ('{"jsonrpc": "2.0", "id": 7, "result": {"rows": ["id": 9}', [7]),
+        ('{"id": "9", "jsonrpc": "2.0", "result": {oops}}', [9]),
+        ('{"result": {"rows": [{"id": 7, "name": oops}]}, "jsonrpc": "2.0", "id": 9}\r', [9]),
+        ('{"jsonrpc": "2.0", "result": {"rows": [{"id": 7, oops}]}}', []),
+        ('{"id": 7, "level": "info", oops}', []),
+        ('{"jsonrpc": "2.0", "id": 7, "method": "ping", oops}', []),
+    ],
+)
+@pytest.mark.parametrize("size", [0, 20_000])
+def test_broken_answer_fails_no_call_that_it_only_mentions(line: str, failed: list[int], size: int):
+    inbox = Inbox(9_000)
+    for key in (7, 9):
+        inbox.sent({"id": key, "method": "tools/call"})
+    text = line.replace("oops", "oops" + "x" * size).encode() + b"\n"
+    assert [answer["id"] for answer in inbox.feed(text)] == failed
+
+
+def test_late_answer_that_is_too_large_fails_nobody_else():
+    inbox = Inbox(100)
+    inbox.sent({"id": 2, "method": "tools/call"})
+    assert list(inbox.feed(b'{"jsonrpc": "2.0", "id": 1, "result": "' + b"x" * 200 + b'"}\n')) == []
+    assert [answer["id"] for answer in inbox.feed(b"x" * 200 + b"\n")] == [2]
+
+
+def test_change_of_the_listing_is_passed_on_once_until_it_is_asked_for():
+    inbox, change = Inbox(1000), b'{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}\n'
+    assert len(list(inbox.feed(change * 3))) == 1 and list(inbox.feed(change)) == []
+    inbox.sent({"id": 1, "method": "tools/list"})
+    assert len(list(inbox.feed(change * 3))) == 1
 
 
 def test_broken_answer_fails_the_call_it_names():

@@ -25,8 +25,8 @@ from mcp.types import jsonrpc_message_adapter
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from arenarl.mcp.config import Launch, ServerSpec
-from arenarl.mcp.transport import Streams
-from arenarl.mcp.wire import REFUSED, EventSplitter, Inbox, Message
+from arenarl.mcp.transport import MAX_REPLIES, Streams
+from arenarl.mcp.wire import REFUSED, EventSplitter, Inbox, Message, is_demand
 
 _log = logging.getLogger(__name__)
 _NOTICE_SECONDS = 10.0  # for posts that no caller's deadline watches
@@ -62,6 +62,7 @@ class RemoteTransport(AbstractAsyncContextManager[Streams]):
         self._inbox = Inbox(spec.max_message_bytes)
         self._session: dict[str, str] = {}  # headers: the session's id and its protocol version
         self._scopes: dict[Any, anyio.CancelScope] = {}  # of the posts whose answers are awaited
+        self._replies = 0  # that are being posted
         self._stopping = False
         self._context = self._run()
 
@@ -126,7 +127,8 @@ class RemoteTransport(AbstractAsyncContextManager[Streams]):
                 if _SESSION in self._session:
                     tasks.start_soon(self._listen)
             elif not modern:
-                tasks.start_soon(self._post, data, extra)
+                self._replies += 1
+                tasks.start_soon(self._reply, data, extra)
         to_server.close()
 
     async def _post(self, data: Message, extra: Mapping[str, str], scope: anyio.CancelScope | None = None) -> None:
@@ -150,6 +152,12 @@ class RemoteTransport(AbstractAsyncContextManager[Streams]):
                 self._lose(_reason(error))
         finally:
             self._scopes.pop(key, None)
+
+    async def _reply(self, data: Message, extra: Mapping[str, str]) -> None:
+        try:
+            await self._post(data, extra)
+        finally:
+            self._replies -= 1
 
     async def _say_goodbye(self) -> None:
         """Let the server forget the session now, not after its idle timeout."""
@@ -235,6 +243,8 @@ class RemoteTransport(AbstractAsyncContextManager[Streams]):
 
     async def _deliver(self, messages: Iterable[Message]) -> None:
         for data in messages:
+            if is_demand(data) and self._replies >= MAX_REPLIES:
+                continue
             try:
                 message = SessionMessage(jsonrpc_message_adapter.validate_python(data, by_name=False))
             except ValueError:
@@ -307,15 +317,16 @@ def _reason(error: Exception) -> str:
     return f"broke the connection ({type(error).__name__})"
 
 
-class _MaskQuery(logging.Filter):
-    """httpx2 logs every url with its query, where many servers want their key."""
+class _MaskUrl(logging.Filter):
+    """httpx2 logs every url, and many servers want their key in its path or query: of it only scheme and host are left."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
             record.args = tuple(
-                arg.copy_with(userinfo=b"", query=None) if isinstance(arg, httpx2.URL) else arg for arg in record.args
+                arg.copy_with(userinfo=b"", raw_path=b"/***") if isinstance(arg, httpx2.URL) else arg
+                for arg in record.args
             )
         return True
 
 
-logging.getLogger("httpx2").addFilter(_MaskQuery())
+logging.getLogger("httpx2").addFilter(_MaskUrl())

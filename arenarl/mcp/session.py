@@ -7,15 +7,14 @@ import difflib
 import hashlib
 import json
 import logging
-import shlex
 import time
 from collections.abc import Coroutine, Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
 
-from arenarl.errors import ArenaError, ConfigError, McpServerError
+from arenarl.errors import ConfigError, McpServerError
 from arenarl.mcp.config import ServerSpec
+from arenarl.mcp.explain import explain, secrets_of
 from arenarl.mcp.results import clean_json, clean_text, result_text
 from arenarl.mcp.schema import ToolSpec, json_problem
 from arenarl.mcp.wire import CONNECTION_CLOSED, REFUSED, TOO_LARGE, UNREADABLE
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _TEARDOWN_SECONDS = 15.0  # above all waits of the transport's own ending
+_SLACK_SECONDS = 5.0
 _SUSPECT_TIMEOUTS = 2
 
 _METHOD_NOT_FOUND, _INVALID_PARAMS = -32601, -32602  # JSON-RPC's
@@ -71,6 +71,7 @@ class McpSession:
         self.list_changed = False
         self._timeouts = 0
         self._abandoned = False
+        self._secrets: tuple[str, ...] = ()
         self._client: ClientSession | None = None
         self._transport: StdioTransport | None = None
         self._remote: RemoteTransport | None = None
@@ -81,6 +82,8 @@ class McpSession:
         self._settled = asyncio.Event()  # started, or never will be
         self._end = asyncio.Event()
         self._closing = False
+        self._deadline: asyncio.Timeout | None = None
+        self._leaving = False
 
     @property
     def stderr_tail(self) -> str:
@@ -94,12 +97,12 @@ class McpSession:
 
     @property
     def suspect(self) -> bool:
-        """Whether the server seems to hang: its last calls all ran into their deadline."""
+        """Whether the server seems to hang: of its last calls none was answered, and some had all of ``call_timeout``."""
         return self._timeouts >= _SUSPECT_TIMEOUTS
 
     @property
     def dirty(self) -> bool:
-        """Whether the server may still work on a call that nobody waits for, or is dead: never hand it on."""
+        """Whether the server may still work on a call that was given up or had no readable answer, or is dead: never hand it on."""
         return self._abandoned or self.dead is not None
 
     async def start(self) -> Self:
@@ -117,7 +120,7 @@ class McpSession:
         try:
             await self._settled.wait()
         except asyncio.CancelledError:
-            self._owner.cancel()
+            self._give_up_start()
             raise
         if self._client is None:
             await self.close()
@@ -163,7 +166,10 @@ class McpSession:
         began = time.monotonic()
         limit = self.spec.call_timeout if timeout is None else timeout
         kind, text, structured = await self._call(tool, arguments, limit)
-        self._timeouts = self._timeouts + 1 if kind == "timeout" else 0
+        if kind != "timeout":
+            self._timeouts = 0
+        if kind in ("protocol", "too_large"):  # what looked like an answer may have been none
+            self._abandoned = True
         took = time.monotonic() - began
         return ToolResult(kind=kind, text=text, server=self.spec.name, tool=tool, structured=structured, seconds=took)
 
@@ -189,6 +195,8 @@ class McpSession:
             self._slots.release()
         if not request.done():
             kind: ToolResultKind = "server_dead" if self._owner.done() else "timeout"
+            # A server is not to be blamed for a short limit, nor for time spent in the line.
+            self._timeouts += kind == "timeout" and limit >= self.spec.call_timeout
             return kind, _TEXT[kind], None
         if request.cancelled():
             return "server_dead", _TEXT["server_dead"], None
@@ -245,10 +253,8 @@ class McpSession:
         self._end.set()
         if self._owner is None:
             return
-        if not self._settled.is_set():
-            self._owner.cancel()
-        limit = 2 * self.spec.close_grace + _TEARDOWN_SECONDS
-        _, running = await asyncio.wait({self._owner}, timeout=limit)
+        self._give_up_start()
+        _, running = await asyncio.wait({self._owner}, timeout=self._ending_seconds + _SLACK_SECONDS)
         if running:
             self._owner.cancel()
             await asyncio.wait({self._owner}, timeout=_TEARDOWN_SECONDS)
@@ -256,6 +262,24 @@ class McpSession:
             for request in self._calls:
                 request.cancel()
             await asyncio.wait(self._calls, timeout=_TEARDOWN_SECONDS)
+
+    @property
+    def _ending_seconds(self) -> float:
+        return 2 * self.spec.close_grace + _TEARDOWN_SECONDS
+
+    def _give_up_start(self) -> None:
+        """Cancel a start that is under way. Only once: the next cancellation would break into the ending of the process."""
+        if self._owner is None or self._settled.is_set() or self._owner.done():
+            return
+        if not self._leaving and not self._owner.cancelling():  # the latter: the start's own timer has gone off
+            self._owner.cancel()
+            self._leave()
+
+    def _leave(self) -> None:
+        """From now on the owner has the time of an ending, however little was left of its start."""
+        self._leaving = True
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(asyncio.get_running_loop().time() + self._ending_seconds)
 
     async def _own(self) -> None:
         """Enter, hold and leave the client: the only task that touches it."""
@@ -265,20 +289,20 @@ class McpSession:
             target = self._make_target()  # before the timer: the first import of the SDK may take long
             # One timer for both ends. An anyio scope would have to be left before the client's, so it cannot be one.
             async with (
-                asyncio.timeout(self.spec.start_timeout) as deadline,
+                asyncio.timeout(self.spec.start_timeout) as self._deadline,
                 target as (read, write),
                 LenientSession(read, write, message_handler=self._told) as client,
             ):
-                self.era = await shake_hands(client, self.spec)
-                await self._list(client)
-                deadline.reschedule(None)
-                self._client = client
-                self._settled.set()
                 try:
+                    self.era = await shake_hands(client, self.spec)
+                    await self._list(client)
+                    self._deadline.reschedule(None)
+                    self._client = client
+                    self._settled.set()
                     await self._end.wait()
                 finally:
                     self._client = None
-                    deadline.reschedule(asyncio.get_running_loop().time() + _TEARDOWN_SECONDS)
+                    self._leave()
         except asyncio.CancelledError:
             self.dead = self.dead or McpServerError(f"{self._who()}: its session was cancelled")
             raise
@@ -294,6 +318,7 @@ class McpSession:
 
             return in_process(self.spec)
         launch = self.spec.launch(self.variables)
+        self._secrets = secrets_of(self.spec, launch, self.variables)
         if self.spec.transport == "stdio":
             from arenarl.mcp.transport import StdioTransport
 
@@ -339,38 +364,10 @@ class McpSession:
         return f"MCP server {self.spec.name!r}"
 
     def _explain(self, error: BaseException | None) -> BaseException:
-        """One exception in one line: who, what happened, and the server's last words."""
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        if isinstance(error, ArenaError):
-            return error
-        transport, remote, spec = self._transport, self._remote, self.spec
-        if transport is not None and transport.spawn_error:
-            what = f"cannot run its command ({transport.spawn_error}); check command, PATH and cwd"
-        elif transport is not None and transport.ended and transport.exit_code is not None:
-            code = transport.exit_code
-            what = f"exited with code {code}" if code >= 0 else f"was killed by signal {-code}"
-        elif isinstance(error, TimeoutError):
-            limit = f"start within {spec.start_timeout:g} s (start_timeout)"
-            what = f"did not {'end in time' if self._settled.is_set() else limit}"
-        elif remote is not None and remote.problem:
-            what = remote.problem
-        else:
-            what = f"failed: {type(error).__name__}: {error}" if error else "closed the connection"
-        stream, lines = "stderr", self.stderr_tail.splitlines()
-        if transport is not None and not lines:
-            stream, lines = "stdout", transport.stdout_log
-        words = [line.strip() for line in lines if line.strip()][-5:]
-        said = f"; last words on {stream}: {' | '.join(words)[-800:]}" if words else ""
-        return McpServerError(f"{self._who()} ({_place(spec)}) {what}{said}")
-
-
-def _place(spec: ServerSpec) -> str:
-    """Where the server is, without secrets: variables stay unfilled, and a query is left out."""
-    if spec.url:
-        parts = urlsplit(spec.url)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    return shlex.join([spec.command, *spec.args])[:200] if spec.command else repr(spec.factory)
+        return explain(
+            self.spec, error, started=self._settled.is_set(), secrets=self._secrets, transport=self._transport,
+            remote=self._remote,
+        )  # fmt: skip
 
 
 def _digest(tools: Iterable[ToolSpec]) -> str:

@@ -25,12 +25,13 @@ from mcp.types import jsonrpc_message_adapter
 from arenarl.errors import McpServerError
 from arenarl.mcp.config import Launch, ServerSpec
 from arenarl.mcp.nursery import Server, start_server
-from arenarl.mcp.wire import Inbox
+from arenarl.mcp.wire import Inbox, is_demand
 
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 _STDERR_BYTES = 8192
 _KILL_SECONDS = 5.0
+MAX_REPLIES = 64  # that wait to be read by the server; what it asks beyond them is not answered
 
 Streams: TypeAlias = tuple[
     MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]
@@ -101,7 +102,7 @@ class StdioTransport(AbstractAsyncContextManager[Streams]):
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._write_stdin, server, to_server, writing)
-                tasks.start_soon(self._read_stdout, server, to_client)
+                tasks.start_soon(self._read_stdout, server, to_client, to_server)
                 tasks.start_soon(self._read_stderr, server, stderr_done)
                 try:
                     yield read, write
@@ -122,10 +123,17 @@ class StdioTransport(AbstractAsyncContextManager[Streams]):
             if self.ended and self._lost:
                 raise McpServerError(f"MCP server {self.spec.name!r} was ended: {self._lost}")
 
-    async def _read_stdout(self, server: Server, to_client: MemoryObjectSendStream[SessionMessage | Exception]) -> None:
+    async def _read_stdout(
+        self,
+        server: Server,
+        to_client: MemoryObjectSendStream[SessionMessage | Exception],
+        to_server: MemoryObjectReceiveStream[SessionMessage],
+    ) -> None:
         try:
             async for chunk in _chunks(server.stdout.fileno()):
                 for data in self._inbox.feed(chunk):
+                    if is_demand(data) and to_server.statistics().current_buffer_used >= MAX_REPLIES:
+                        continue
                     try:
                         message = SessionMessage(jsonrpc_message_adapter.validate_python(data, by_name=False))
                     except ValueError:

@@ -27,7 +27,14 @@ INTERNAL_ERROR = -32603
 _RESERVED = (CONNECTION_CLOSED, _TIMED_OUT, UNREADABLE, TOO_LARGE, REFUSED)
 
 _EDGE = 4096
-_ID = re.compile(rb'"id"\s*:\s*(?:"([^"\\]{1,64})"|(-?\d{1,18}))')
+# Where the id of a message can be told from one within its data: at its head, and at its end.
+_ID = rb'"id"\s*:\s*(?:"([^"\\]{1,64})"|(-?\d{1,18}))\s*'
+_VERSION = rb'"jsonrpc"\s*:\s*"2\.0"\s*,\s*'
+_HEADS = (
+    re.compile(rb"\s*\{\s*" + _VERSION + _ID + rb',(?!\s*"method")'),
+    re.compile(rb"\s*\{\s*" + _ID + rb',\s*"(?:jsonrpc|result|error)"'),
+)
+_END = re.compile(_ID + rb"\}\s*\Z")
 _OBJECT = re.compile(rb'\{\s*"')
 
 Message = dict[str, Any]
@@ -78,7 +85,7 @@ class EventSplitter:
         for line, size in self._lines.feed(chunk):
             name, _, value = line.removesuffix(b"\r").partition(b":")
             if name == b"data":
-                self._size += size - len(b"data:")
+                self._size += max(0, size - len(b"data:")) + bool(self._data)  # with the line end that joins them
                 if self._size <= self._limit or not self._data:
                     self._data.append(value.removeprefix(b" "))
             elif name == b"event":
@@ -92,7 +99,8 @@ class EventSplitter:
 class Inbox:
     """Remembers which calls wait for an answer, and turns what arrives into messages that the SDK accepts.
 
-    Of the server's notifications only a change of its tools is passed on: a flood of the others costs a task each.
+    Of the server's notifications only a change of its tools is passed on, once until they are listed anew: a flood costs
+    a task each.
 
     Attributes:
         log: the last lines that were no messages, for diagnosis.
@@ -102,6 +110,7 @@ class Inbox:
         self._limit = max_message_bytes
         self._lines = LineSplitter(max_message_bytes)
         self._waiting: dict[int | str, str] = {}
+        self._announced = False
         self.log: deque[str] = deque(maxlen=50)
 
     def sent(self, message: Mapping[str, Any]) -> None:
@@ -111,6 +120,7 @@ class Inbox:
             self._waiting.pop(_key((message.get("params") or {}).get("requestId")) or "", None)
         elif key is not None and method is not None:
             self._waiting[key] = method
+            self._announced = self._announced and method != "tools/list"
 
     def feed(self, chunk: bytes) -> Iterator[Message]:
         """Yield the messages that a chunk of the server's stdout completes."""
@@ -158,7 +168,7 @@ class Inbox:
     def _message(self, item: Message, key: int | str | None) -> Message | None:
         """The message as the SDK takes it; empty for one that nobody needs, None for what is no message."""
         if "method" in item:
-            return _repair_demand(item)
+            return self._demand(item)
         key = _key(item.get("id")) if key is None else key
         method = self._waiting.get(key) if key is not None else None
         if key is None or method is None:  # late, given twice, or no answer at all
@@ -170,17 +180,39 @@ class Inbox:
         del self._waiting[key]
         return answer
 
+    def _demand(self, item: Message) -> Message | None:
+        """What the server asks or tells of itself, as far as it is passed on."""
+        demand = _repair_demand(item)
+        if demand and "id" not in demand:
+            if self._announced:
+                return {}
+            self._announced = True
+        return demand
+
     def _fail(self, text: bytes, code: int, reason: str, key: int | str | None) -> Iterator[Message]:
         """An error for the call that a broken text most likely answers: the one it names, or the only one waiting."""
         if key is None:
-            ids = (_key(m[1].decode("utf-8", "replace") if m[1] else int(m[2])) for m in _ID.finditer(text))
-            key = next((key for key in ids if key in self._waiting), None)
-        if key is None and len(self._waiting) == 1:
-            key = next(iter(self._waiting))
+            named = _named(text)
+            key = next((key for key in named if key in self._waiting), None)
+            # An unreadable text may hold a late answer and the awaited one; one that is too large is only what it says.
+            if key is None and len(self._waiting) == 1 and (not named or code == UNREADABLE):
+                key = next(iter(self._waiting))
         yield from self.fail(key, code, reason)
 
     def _note(self, text: bytes) -> None:
         self.log.append(text[:500].decode("utf-8", "replace"))
+
+
+def is_demand(message: Message) -> bool:
+    """Whether the server asks something, and so will be sent a reply."""
+    return "method" in message and "id" in message
+
+
+def _named(text: bytes) -> list[int | str]:
+    """The ids that a broken message gives itself."""
+    matches = [*(head.match(text) for head in _HEADS), _END.search(text, max(0, len(text) - 200))]
+    keys = (_key(m[1].decode("utf-8", "replace") if m[1] else int(m[2])) for m in matches if m)
+    return [key for key in keys if key is not None]
 
 
 def _finite(digits: str) -> float | None:

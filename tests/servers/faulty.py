@@ -15,9 +15,9 @@ NAMES = (
     "echo echo_all exit exit_after hang bad_json no_newline log_lines not_utf8 surrogate big huge unknown_content no_content "
     "bare_string structured_only structured_list string_id twice close_stdout error_result rpc_error reserved_error bad_args "
     "string_error null_result nan infinity count image nested deep stderr ask_client ask_sampling progress logs grow raw vast "
-    "structured_mismatch input_required mortal blank_lines echo_request"
+    "structured_mismatch input_required mortal blank_lines echo_request flood replies"
 ).split()
-count = 0
+count = replies = 0
 grown = False
 modern = False
 
@@ -186,6 +186,12 @@ def call(key, name, arguments):
         case "echo_request":  # like a terminal
             send({"id": key, "method": "tools/call", "params": {"name": name}})
             answer(text("echoed"))
+        case "flood":  # does not read what it is answered before it has asked all
+            for n in range(200):
+                write("".join(f'{{"jsonrpc": "2.0", "id": {100 * n + k}, "method": "ping"}}\n' for k in range(100)))
+            answer(text("flooded"))
+        case "replies":
+            answer(text(str(replies)))
         case "infinity":
             write(
                 f'{{"jsonrpc": "2.0", "id": {key}, "result": {{"structuredContent": {{"n": [1e999, -1e999, 1e3]}}}}}}\n'
@@ -201,7 +207,11 @@ def start(fault):
     if fault == "exit_stdout":
         print("usage: faulty DIR")
         sys.exit(2)
-    if fault == "slow":
+    if fault == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if fault == "loud":  # tells its secrets, as colourful as some programs are
+        sys.exit(f"\x1b[31mbad\x07 key {os.environ['FAULTY_KEY']} in {sys.argv[3:]}\x1b[0m")
+    if fault in ("slow", "stubborn"):
         time.sleep(1000)
     if fault == "late":
         time.sleep(0.5)
@@ -225,12 +235,14 @@ def start(fault):
 
 
 def main():
+    global replies
     note("start")
     stay = start(sys.argv[2]) if sys.argv[1:2] == ["--start"] else False
     for line in sys.stdin:
         message = json.loads(line)
         key, method = message.get("id"), message.get("method")
         note(str(method), "FAULTY_METHODS")
+        replies += method is None
         if method == "initialize" and modern:
             send({"id": key, "error": {"code": -32601, "message": "Method not found"}})
         elif method == "server/discover" and modern:

@@ -5,6 +5,7 @@ The path chooses how it starts (``/mcp`` is well), the tool how it answers. Old 
 
 import json
 import os
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
@@ -16,6 +17,8 @@ TOOLS = [
 ]
 sessions: dict[str, bool] = {}
 deleted: list[str] = []
+replies: list[int] = []
+taken = threading.Event()
 
 
 def text(words, **more):
@@ -68,6 +71,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(200, b"<html>", "text/html" if path == "/html" else None)
         if path == "/moved":
             return self.reply(307, Location="/mcp?" + urlsplit(self.path).query)
+        if path.startswith("/moved/"):
+            return self.reply(307, Location=path.replace("/moved/", "/status/404?key="))
         if path in ("/loop", "/elsewhere"):
             return self.reply(307, Location="/loop" if path == "/loop" else "http://localhost:9/mcp")
         if path == "/modern" and method == "initialize":
@@ -80,6 +85,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(200, body, Mcp_Session_Id=list(sessions)[-1])
         if path != "/modern" and self.headers["mcp-session-id"] not in sessions:
             return self.reply(404, b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32001, "message": "gone"}}')
+        if method is None:  # a reply, which is not taken before "replies" was called
+            replies.append(key)
+            taken.wait(20)
         if key is None or method is None:
             return self.reply(202, kind=None)
         if method == "tools/call":
@@ -132,6 +140,11 @@ class Handler(BaseHTTPRequestHandler):
                 change = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
                 noise = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": 1}}
                 return self.events(b": ping\n\nid: 1\ndata:\n\n", noise, change, good | {"id": "other"})
+            case "flood":
+                return self.events(*({"jsonrpc": "2.0", "id": n, "method": "ping"} for n in range(300)), good)
+            case "replies":
+                good["result"] = text(str(len(replies)))
+                taken.set()
             case "events_surrogate":
                 return self.events(good | {"result": text("cut \ud800 here")})
             case "events_huge":

@@ -1,7 +1,8 @@
 """A tool server that keeps files in a directory and a counter in memory. Standard library only.
 
 Command line: ``files.py [DIRECTORY]``, the current one if none is given. It appends a line per start and per call to the
-file named by FILES_LOG, and makes the file FILES_AT_START when it starts. With FILES_WAIT=N it answers when N servers have
+file named by FILES_LOG, and makes the file FILES_AT_START when it starts. With FILES_NOTE_AT_START it notes what it then
+finds in the directory. With FILES_WAIT=N it answers when N servers have
 started. Relative paths are in the directory, absolute ones wherever they say.
 """
 
@@ -97,6 +98,8 @@ def main():
         os.environ.get("FILES_WAIT", 0)
     ):
         time.sleep(0.01)  # for the others
+    if os.environ.get("FILES_NOTE_AT_START"):
+        note(f"finds {sorted(os.listdir(ROOT))}")
     if name := os.environ.get("FILES_AT_START"):
         (ROOT / name).write_text("made at the start")
     for line in sys.stdin:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arenarl.errors import ConfigError, EnvError
+from arenarl.errors import ConfigError, EnvError, McpServerError
 from arenarl.mcp import ServerSpec, Tape
 from arenarl.mcp.cache import ResultCache
 from arenarl.mcp.paths import PathMap
 from arenarl.types import ToolResult
 from tests.processes import descendants
-from tests.workspaces import FILES, PYTHON, a_hub, files, say
+from tests.workspaces import FILES, PYTHON, a_hub, files, say, until
 from tests.workspaces import clean_folder as clean_folder
 
 ROOT = Path("/tmp/arenarl-a b/workspace")
@@ -171,19 +172,120 @@ async def waiting(
     return tasks
 
 
-async def test_a_leader_that_is_cancelled_or_fails_does_not_take_the_others_along():
+async def test_a_leader_that_is_cancelled_does_not_take_the_others_along():
     cache, server = ResultCache(), Server()
-    server.results = [ToolResult(kind=kind, text=kind) for kind in ("ok", "timeout", "ok")]
     leader, *others = await waiting(cache, server, 4)
     leader.cancel()
     await asyncio.wait({leader})
     server.go_on.set()
-    results = await asyncio.gather(*others)
-    assert [(r.kind, r.cached) for r in results] == [
-        ("timeout", False),
-        ("ok", False),
-        ("ok", True),
-    ] and server.made == 3
+    assert [(r.kind, r.cached) for r in await asyncio.gather(*others)] == [("ok", False)] * 3 and server.made == 4
+    assert (await cache.read("key", server.call, 1e12)).cached
+
+
+async def test_after_a_leader_that_fails_the_others_call_at_once():
+    cache, server = ResultCache(), Server()
+    server.results = [ToolResult(kind="tool_error", text="not found")]
+    first, later = asyncio.Event(), asyncio.Event()
+
+    async def call() -> ToolResult:
+        server.made += 1
+        await (first if server.made == 1 else later).wait()
+        return server.results[0]
+
+    reads = [asyncio.create_task(cache.read("key", call, 1e12)) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert server.made == 1
+    first.set()
+    await until(lambda: server.made == 5)  # all four of them are under way together
+    later.set()
+    assert [(r.kind, r.cached) for r in await asyncio.gather(*reads)] == [("tool_error", False)] * 5
+
+
+async def test_a_result_that_is_stored_twice_takes_its_room_once():
+    cache, server = ResultCache(max_bytes=20), Server()  # one result takes 10: "result" and "null"
+    leader, *others = await waiting(cache, server, 4)
+    leader.cancel()
+    server.go_on.set()
+    await asyncio.gather(*others)
+    assert not (await cache.read("other", server.call, 1e12)).cached
+    assert (await cache.read("key", server.call, 1e12)).cached and (await cache.read("other", server.call, 1e12)).cached
+
+
+class Inbox:
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+
+    def read(self) -> str:
+        return f"mail of {self.owner}"
+
+
+async def test_servers_that_are_made_alike_share_no_results():
+    alike = [(name, lambda name=name: Inbox(name)) for name in ("alice", "bob")]
+    specs = [ServerSpec(name=n, transport="inproc", factory=make, cache_tools=("read",)) for n, make in alike]
+    assert specs[0].fingerprint == specs[1].fingerprint
+    async with a_hub() as hub:
+        workspace = await hub.open(specs)
+        assert [await say(workspace, "read", name) for name in ("alice", "bob")] == ["mail of alice", "mail of bob"]
+
+
+class Board:
+    """One value; ``entered`` and ``go_on`` let a test hold a write."""
+
+    entered: asyncio.Event
+    go_on: asyncio.Event
+
+    def __init__(self) -> None:
+        self.value = "0"
+
+    async def put(self, value: str) -> str:
+        Board.entered.set()
+        await Board.go_on.wait()
+        self.value = value
+        return "done"
+
+    async def get(self) -> str:
+        return self.value
+
+
+BOARD = ServerSpec(name="files", transport="inproc", factory=Board, scope="shared", cache_tools=("get",))
+
+
+async def test_a_replaced_shared_server_leaves_no_results_behind():
+    Board.entered, Board.go_on = asyncio.Event(), asyncio.Event()
+    spec = replace(BOARD, max_calls=4, call_timeout=0.5)
+    async with a_hub() as hub:
+        old = await hub.open([spec])
+        Board.go_on.set()
+        await say(old, "put", value="old")
+        Board.go_on.clear()
+        for _ in range(2):  # it seems to hang
+            assert (await old.call("files", "put", {"value": "late"}, timeout=20.0)).kind == "timeout"
+        new = await hub.open([spec])
+        assert [await say(old, "get"), await say(new, "get"), await say(old, "get")] == ["old", "0", "old"]
+
+
+async def test_a_write_that_leases_a_new_shared_server_ends_that_ones_results():
+    Board.entered, Board.go_on = asyncio.Event(), asyncio.Event()
+    async with a_hub() as hub:
+        one, two = [await hub.open([BOARD]) for _ in "12"]
+        async with hub.lease(BOARD) as session:
+            await session.close()
+            session.dead = McpServerError("it has died")
+        writing = asyncio.create_task(one.call("files", "put", {"value": "new"}, timeout=20.0))
+        await Board.entered.wait()
+        assert await say(two, "get") == "0"
+        Board.go_on.set()
+        assert (await writing).ok and await say(two, "get") == "new"
+
+
+async def test_nothing_is_kept_after_a_write_whose_answer_could_not_be_delivered(tmp_path: Path):
+    log, spec = logged(tmp_path, cache_tools=("peek",), max_message_bytes=60_000)
+    async with a_hub() as hub:
+        workspace = await hub.open([spec], fill=lambda root: (root / "big").write_text("x" * 70_000) and None)
+        assert (await workspace.call("files", "read_file", {"path": "big"}, timeout=20.0)).kind == "too_large"
+        for _ in range(2):
+            await say(workspace, "peek")
+    assert calls(log, "peek") == 2
 
 
 async def test_who_waits_for_another_has_a_deadline_too():
@@ -361,8 +463,20 @@ async def test_a_torn_tape_is_mended_by_recording(tmp_path: Path):
 
 def test_tapes_that_cannot_be_used_are_refused(tmp_path: Path):
     (tmp_path / "notes").write_text("a\nb\n")
+    (tmp_path / "folder").mkdir()
     for path, mode, problem in (
-        ("none", "replay", "no tape"), ("notes", "replay", "is not a tape"), ("none", "both", "use 'record' or 'replay'"),
+        ("none", "replay", "mode 'record', or with `arenarl env record`"), ("folder", "replay", "is a directory"),
+        ("folder", "record", "folder' cannot be used: is a directory"), ("no/tape", "record", "there is no folder .*no'"),
+        ("notes/tape", "record", "not a directory"),
+        ("notes", "replay", "is not a tape"), ("none", "both", "use 'record' or 'replay'"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=problem):
             Tape(tmp_path / path, mode)
+
+
+def test_a_folder_that_goes_away_during_a_recording_is_named(tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    reel = Tape(tmp_path / "a" / "tape", "record").reel([files()], "", 0)
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"tape .*a/tape' cannot be used: there is no folder"):
+        reel.record_listing([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -69,6 +70,41 @@ async def test_what_a_method_raises_is_shown_to_the_model():
 async def test_every_session_has_an_object_of_its_own():
     first, second = await asyncio.gather(*(play(Till, ("add", {"cents": n})) for n in (1, 2)))
     assert (first[1][0].text, second[1][0].text) == ("1", "2")
+
+
+class Stuck:
+    go_on = threading.Event()
+    entered = threading.Semaphore(0)
+
+    def hang(self) -> str:
+        Stuck.entered.release()
+        Stuck.go_on.wait()
+        return "late"
+
+    def quick(self) -> str:
+        return "quick"
+
+
+async def test_methods_that_hang_keep_nobody_else_waiting():
+    sessions = [McpSession(ServerSpec(name="s", transport="inproc", factory=Stuck)) for _ in range(46)]
+    await asyncio.gather(*(session.start() for session in sessions))
+    try:
+        hanging = [asyncio.create_task(session.call("hang", {}, timeout=20.0)) for session in sessions[:45]]
+        entered = [asyncio.to_thread(Stuck.entered.acquire, timeout=20) for _ in hanging]
+        assert all(await asyncio.gather(*entered))  # more at once than the SDK has threads for all servers together
+        assert (await sessions[45].call("quick", {}, timeout=20.0)).text == "quick"
+        assert (await sessions[0].call("quick", {}, timeout=20.0)).text == "quick"
+        late = await sessions[1].call("hang", {}, timeout=0.05)
+        assert late.kind == "timeout"
+        assert (await sessions[1].call("quick", {}, timeout=20.0)).text == "quick"
+        await sessions[1].close()  # it does not wait for the thread
+        assert not Stuck.go_on.is_set()
+        Stuck.go_on.set()
+        kinds = [result.kind for result in await asyncio.gather(*hanging)]
+        assert kinds == ["ok", "server_dead", *["ok"] * 43]
+    finally:
+        Stuck.go_on.set()
+        await asyncio.gather(*(session.close() for session in sessions))
 
 
 async def test_an_object_without_tools_is_refused():

@@ -12,10 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from arenarl.errors import EnvError, McpServerError
+from arenarl.errors import ConfigError, EnvError, McpServerError
 from arenarl.mcp import ServerHub, ServerSpec
 from tests.processes import descendants
 from tests.workspaces import (
+    FILES,
+    PYTHON,
     a_hub,
     episode,
     files,
@@ -175,6 +177,35 @@ async def test_the_first_episode_of_a_pooled_server_sees_what_later_ones_do(rese
         for _ in range(3):
             _, said = await episode(hub, spec, "list", fill=lambda root: (root / "task").write_text("") and None)
             assert said == [seen]
+
+
+@pytest.mark.parametrize("ahead", [None, "empty", "filled"])
+async def test_a_server_that_is_started_anew_always_starts_in_the_filled_directory(tmp_path: Path, ahead: str | None):
+    log = tmp_path / "log"
+    known = {"FILES_LOG": str(log), "FILES_NOTE_AT_START": "yes", "FILES_AT_START": "started"}
+    spec = files(scope="pool", reset="respawn", env=known)
+
+    def fill(root: Path) -> None:
+        (root / "task").write_text("")
+
+    async with a_hub() as hub:
+        if ahead is not None:
+            await hub.prewarm([spec], 1, fill=fill if ahead == "filled" else None)
+        roots = {(await episode(hub, spec, "list", fill=fill))[0] for _ in range(3)}
+    found = [line for line in log.read_text().splitlines() if line.startswith("finds")]
+    assert found == ["finds []"] * (ahead == "empty") + ["finds ['task']"] * 3 and len(roots) == 1
+
+
+async def test_names_of_tools_that_a_server_does_not_have_are_refused():
+    async with a_hub() as hub:
+        for changes, problem in (
+            ({"scope": "pool", "reset": "tool", "reset_tool": "rest"}, "reset_tool names 'rest'.*did you mean 'reset'"),
+            ({"cache_tools": ("peek", "lisst")}, "cache_tools names 'lisst'.*did you mean 'list'"),
+            ({"cache_tools": ("peak",), "scope": "shared", "args": (*PYTHON[1:], FILES)}, "did you mean 'peek'"),
+        ):
+            with pytest.raises(ConfigError, match=problem):
+                await hub.open([files(**changes)])
+        await hub.open([files(cache_tools=("peek", "git_status"))])  # a profile's, of another version
 
 
 async def test_tool_that_resets_is_not_offered_and_its_failure_ends_the_server():

@@ -133,6 +133,34 @@ async def test_limit_of_open_files_is_named_and_leaves_nothing():
     assert not descendants()
 
 
+async def test_nursery_may_open_what_the_system_allows_and_servers_what_their_client_may():
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, limits[1]))  # as it is before a program raises it
+    try:
+        held = hold()
+        async with running(server(script="plain.py")):
+            (child,), own = processes("plain.py"), nursery().pid
+            assert resource.prlimit(child.pid, resource.RLIMIT_NOFILE) == (100, limits[1])
+            assert resource.prlimit(own, resource.RLIMIT_NOFILE) == (limits[1], limits[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    await held.release()
+    assert not descendants()
+
+
+@pytest.mark.parametrize("room", [1, 3, 6])
+async def test_nursery_that_can_open_no_more_files_refuses_a_server_and_keeps_the_others(room: int):
+    async with running(server(script="plain.py")) as (session,):
+        own = nursery().pid
+        free = sorted(set(range(100)) - set(links(own)))
+        limit = free[room]  # a request brings 6, and takes one more
+        resource.prlimit(own, resource.RLIMIT_NOFILE, (limit, limit))
+        with pytest.raises(McpServerError, match=r"no room for another server: .*Too many open files"):
+            await McpSession(server(script="plain.py")).start()
+        assert (await session.call("count", {})).text == "1" and nursery().pid == own
+    assert not descendants()
+
+
 # --- the nursery -------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import pytest
 
 from arenarl.errors import ConfigError, EnvError, McpServerError
 from arenarl.mcp import ServerHub
+from arenarl.mcp.claim import clear_tree
 from arenarl.mcp.workdir import WorkDirectory
 from tests.processes import descendants
 from tests.workspaces import (
@@ -284,6 +286,41 @@ def test_links_are_removed_and_never_followed(tmp_path: Path):
         directory.empty()
     directory.remove()
     assert outside.stat().st_mode & 0o777 == 0o555 and Path(__file__).exists()
+
+
+def test_a_link_in_the_place_of_a_folder_is_never_followed(tmp_path: Path):
+    outside = tmp_path / "outside"
+    (outside / "inner").mkdir(parents=True, mode=0o555)
+    (tmp_path / "link").symlink_to(outside)
+    for top in (tmp_path / "link", tmp_path / "link" / "inner"):  # as a server may put one there between two looks
+        with pytest.raises(NotADirectoryError):
+            clear_tree(top)
+    assert (outside / "inner").stat().st_mode & 0o777 == 0o555
+
+
+def test_what_a_killed_process_left_is_removed_only_if_it_is_ours(tmp_path: Path, folder: Path):
+    precious = tmp_path / "precious"
+    precious.mkdir(mode=0o755)
+    (precious / "thesis.txt").write_text("x")
+    ours, theirs = (folder / f"arenarl-{digit * 16}.lock" for digit in "01")
+    for lock in (ours, theirs):
+        lock.touch()
+        (folder / f"{lock.stem}-own").mkdir()
+        (folder / f"{lock.stem}-own" / "file").touch()
+    (folder / f"{ours.stem}-link").symlink_to(precious)
+    (folder / f"{ours.stem}-file").touch()
+    if os.geteuid() == 0:
+        os.chown(theirs, 65534, 65534)
+        (folder / f"{ours.stem}-other").mkdir()
+        os.chown(folder / f"{ours.stem}-other", 65534, 65534)
+    WorkDirectory().remove()
+    assert precious.stat().st_mode & 0o777 == 0o755 and os.listdir(precious) == ["thesis.txt"]
+    kept = [f"{ours.stem}-file"]
+    if os.geteuid() == 0:
+        kept += [f"{ours.stem}-other", f"{theirs.stem}-own", theirs.name]
+    assert sorted(os.listdir(folder)) == sorted(kept)
+    shutil.rmtree(folder)
+    folder.mkdir()
 
 
 def test_deep_and_long_paths_are_removed():

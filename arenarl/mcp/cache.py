@@ -20,16 +20,19 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def result_key(fingerprint: str, tool: str, arguments: Mapping[str, Any]) -> str:
-    """What two calls must have in common for one result to serve both: server, tool and arguments."""
-    return hashlib.sha256(canonical([fingerprint, tool, arguments]).encode()).hexdigest()
+def result_key(server: str, fingerprint: str, tool: str, arguments: Mapping[str, Any]) -> str:
+    """What two calls must have in common for one result to serve both: server, tool and arguments.
+
+    The server's name counts too: two of one command may each have a state of their own.
+    """
+    return hashlib.sha256(canonical([server, fingerprint, tool, arguments]).encode()).hexdigest()
 
 
 class ResultCache:
     """The successful reads of one state of the world. A write ends it, at its start and again at its end.
 
     So a read that overlaps a write is never kept. Equal reads that overlap share one call; if that call fails or is
-    cancelled, each of the others makes its own. What was used longest ago goes first when there is no room.
+    cancelled, each of the others makes its own, at once. What was used longest ago goes first when there is no room.
 
     Args:
         max_bytes: of texts and structured contents.
@@ -61,38 +64,45 @@ class ResultCache:
         """
         clock = asyncio.get_running_loop().time
         began = clock()
-        while not self._writing:
-            if key in self._stored:
-                self._stored.move_to_end(key)
-                return replace(self._stored[key][0], cached=True, seconds=clock() - began)
-            if (flight := self._flights.get(key)) is None:
-                return await self._lead(key, call)
-            await asyncio.wait({flight}, timeout=max(deadline - clock(), 0.0))
-            if not flight.done():
-                break
-            if (result := flight.result()) is not None:
-                return replace(result, cached=True, seconds=clock() - began)
-        return await call()
+        if self._writing:
+            return await call()
+        if key in self._stored:
+            self._stored.move_to_end(key)
+            return replace(self._stored[key][0], cached=True, seconds=clock() - began)
+        if (flight := self._flights.get(key)) is None:
+            return await self._lead(key, call)
+        await asyncio.wait({flight}, timeout=max(deadline - clock(), 0.0))
+        if flight.done() and (result := flight.result()) is not None:
+            return replace(result, cached=True, seconds=clock() - began)
+        return (await self._make(key, call))[0]
+
+    async def _make(self, key: str, call: Callable[[], Awaitable[ToolResult]]) -> tuple[ToolResult, bool]:
+        """(result, whether it is that of a world nobody wrote to meanwhile, and kept)."""
+        epoch, quiet = self._epoch, not self._writing
+        result = await call()
+        kept = result.ok and quiet and epoch == self._epoch
+        if kept:
+            self._store(key, result)
+        return result, kept
 
     async def _lead(self, key: str, call: Callable[[], Awaitable[ToolResult]]) -> ToolResult:
-        epoch = self._epoch
         flight = self._flights[key] = asyncio.get_running_loop().create_future()
-        kept: ToolResult | None = None
+        shown: ToolResult | None = None
         try:
-            result = await call()
-            if result.ok and epoch == self._epoch:
-                kept = result
-                self._store(key, result)
+            result, kept = await self._make(key, call)
+            shown = result if kept else None
             return result
         finally:
             if self._flights.get(key) is flight:
                 del self._flights[key]
-            flight.set_result(kept)
+            flight.set_result(shown)
 
     def _store(self, key: str, result: ToolResult) -> None:
         size = len(result.text.encode("utf-8", "replace")) + len(canonical(result.structured))
         if size > self._max_bytes:
             return
+        if key in self._stored:  # by another of the same key that made its own call
+            self._bytes -= self._stored.pop(key)[1]
         self._stored[key] = (result, size)
         self._bytes += size
         while self._bytes > self._max_bytes:

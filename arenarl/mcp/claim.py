@@ -7,6 +7,7 @@ taken is that of a dead one.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -15,6 +16,8 @@ import secrets
 import stat
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +57,7 @@ def claim() -> Claim:
     global _current
     with _lock:
         if _current is None or _current.process != os.getpid():
-            folder = Path(tempfile.gettempdir())
+            folder = Path(tempfile.gettempdir()).resolve()
             _remove_those_of_the_dead(folder)
             _current = _new(folder)
         _current.users += 1
@@ -80,9 +83,15 @@ def _remove_those_of_the_dead(folder: Path) -> None:
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_uid != os.geteuid():
+                continue
             for left in folder.glob(f"{file.stem}-*"):
-                clear_tree(left)
-                left.rmdir()
+                found = left.lstat()
+                if stat.S_ISLNK(found.st_mode):
+                    left.unlink()
+                elif stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                    clear_tree(left)
+                    left.rmdir()
             file.unlink(missing_ok=True)
         except BlockingIOError:  # it lives
             continue
@@ -95,6 +104,11 @@ def _remove_those_of_the_dead(folder: Path) -> None:
 def clear_tree(top: Path, keep: Path | None = None) -> None:
     """Remove everything in a directory but ``keep``; links are removed, not followed, and read-only folders opened.
 
+    Not even a link that is put in the place of a folder meanwhile is followed.
+
+    Args:
+        top: resolved.
+
     Raises:
         OSError: if something cannot be removed.
     """
@@ -102,23 +116,51 @@ def clear_tree(top: Path, keep: Path | None = None) -> None:
     while pending:
         folder = pending.pop()
         try:
-            os.chmod(folder, stat.S_IRWXU)
-            entries = list(os.scandir(folder))
+            with _opened(folder) as descriptor, os.scandir(descriptor) as entries:
+                folders.append(folder)
+                for entry in entries:
+                    path = os.path.join(folder, entry.name)
+                    if keep is not None and path == str(keep):
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(path)
+                    else:
+                        _remove(os.unlink, path, descriptor)
         except FileNotFoundError:
             continue
-        folders.append(folder)
-        for entry in entries:
-            if keep is not None and entry.path == str(keep):
-                continue
-            if entry.is_dir(follow_symlinks=False):
-                pending.append(entry.path)
-            else:
-                Path(entry.path).unlink(missing_ok=True)
     for folder in reversed(folders[1:]):
         try:
-            os.rmdir(folder)
+            with _opened(os.path.dirname(folder)) as descriptor:
+                _remove(os.rmdir, folder, descriptor)
         except FileNotFoundError:
             continue
+
+
+@contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    """A descriptor of a directory, readable and writable from now on, that no link has led to."""
+    place = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        link = f"/proc/self/fd/{place}"
+        if os.readlink(link) != folder:
+            raise NotADirectoryError(errno.ENOTDIR, "moved away, or a link has led there", folder)
+        os.chmod(link, stat.S_IRWXU)
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=place)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    finally:
+        os.close(place)
+
+
+def _remove(how: Callable[..., None], path: str, folder: int) -> None:
+    try:
+        how(os.path.basename(path), dir_fd=folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error  # its own names no folder
 
 
 def _after_fork() -> None:

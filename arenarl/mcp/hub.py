@@ -8,15 +8,16 @@ import os
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from arenarl.errors import EnvError, McpServerError
 from arenarl.mcp.cache import ResultCache
 from arenarl.mcp.config import ServerSpec
 from arenarl.mcp.nursery import Nursery, hold
-from arenarl.mcp.pool import Fill, Slot, Workspace, lasting, place
+from arenarl.mcp.pool import Fill, Slot, Workspace, check_names, lasting, needs_directory, place
 from arenarl.mcp.session import McpSession
 from arenarl.mcp.spawn import SpawnGate
 from arenarl.mcp.tape import Tape
@@ -37,7 +38,6 @@ class _Shared:
     starting: asyncio.Task[McpSession] | None = None
     failures: int = 0
     last_error: BaseException | None = None
-    cache: ResultCache = field(default_factory=ResultCache)
 
 
 _PoolKey = tuple[tuple[ServerSpec, ...], bool]
@@ -64,6 +64,7 @@ class ServerHub:
         self._sessions: set[McpSession] = set()
         self._leases: Counter[McpSession] = Counter()
         self._shared: dict[ServerSpec, _Shared] = {}
+        self._caches: WeakKeyDictionary[McpSession, ResultCache] = WeakKeyDictionary()
         self._slots: set[Slot] = set()
         self._idle: dict[_PoolKey, list[asyncio.Task[Slot | None]]] = {}  # ready, or soon
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -89,7 +90,8 @@ class ServerHub:
         Raises:
             McpServerError: if a server does not start; nothing of the workspace is left.
             EnvError: if ``fill`` fails, or the tape to replay does not know the servers.
-            ConfigError: if two servers have one name, or one with reset="files" is not in the directory.
+            ConfigError: if two servers have one name, one with reset="files" is not in the directory, or ``reset_tool``
+                or ``cache_tools`` name a tool that the server does not have.
         """
         self._check_usable()
         placed = place(specs)
@@ -98,13 +100,15 @@ class ServerHub:
             workspace = Workspace(self, placed, None, reel)
             workspace.offer(reel.listing())
             return workspace
-        pool = (placed, _needs_directory(placed, fill))
+        pool = (placed, needs_directory(placed, fill))
         slot = await self._idle_slot(pool)
         if slot is None:
             slot = await self._build(pool, fill) if lasting(placed) else self._new_slot(*pool)
         workspace = Workspace(self, placed, slot, reel)
         try:
             if fill is not None:
+                if await self._end_passing(slot):  # they start in the filled directory
+                    await slot.wipe()
                 await slot.fill(fill, _FILL_SECONDS)
             variables = {"SEED": str(seed), "EPISODE": episode or uuid4().hex}
             await self._start_servers(slot, (s for s in placed if s.scope != "shared"), variables)
@@ -134,6 +138,8 @@ class ServerHub:
     async def prewarm(self, specs: Sequence[ServerSpec], count: int, *, fill: Fill | None = None) -> None:
         """Have ``count`` more workspaces' pooled servers running, and the shared servers of ``specs``.
 
+        Those with reset="respawn" start only when the files are there: ahead of time if there are none.
+
         Args:
             fill: writes what the servers need at their start; it is gone again when they are handed out.
 
@@ -150,7 +156,7 @@ class ServerHub:
                 self.release(await self.acquire(spec))
         if not any(spec.scope == "pool" for spec in placed):
             return
-        key = (placed, _needs_directory(placed, fill))
+        key = (placed, needs_directory(placed, fill))
         ahead = [self._later(key, self._build(key, fill)) for _ in range(count)]
         for outcome in await asyncio.gather(*ahead, return_exceptions=True):
             if isinstance(outcome, BaseException):
@@ -202,9 +208,9 @@ class ServerHub:
         if nursery is not None:
             await nursery.release()
 
-    def shared_cache(self, spec: ServerSpec) -> ResultCache:
-        """Results of a shared server, for all workspaces; a new one when the server was replaced."""
-        return self._shared.setdefault(spec, _Shared()).cache
+    def cache_of(self, session: McpSession) -> ResultCache:
+        """Results of a shared server, for all workspaces; they end with its session."""
+        return self._caches.setdefault(session, ResultCache())
 
     def _check_usable(self) -> None:
         loop = asyncio.get_running_loop()
@@ -221,11 +227,14 @@ class ServerHub:
         self._sessions.add(session)
         try:
             if session.spec.transport != "stdio":
-                return await session.start()
-            async with self._gate.place(lambda: session.pid):
-                self._check_usable()
-                self._nursery = self._nursery or hold()  # one for all servers of this hub, however they come and go
-                return await session.start()
+                await session.start()
+            else:
+                async with self._gate.place(lambda: session.pid):
+                    self._check_usable()
+                    self._nursery = self._nursery or hold()  # one for all servers of this hub, however they come and go
+                    await session.start()
+            check_names(session.spec, await session.list_tools())
+            return session
         except BaseException:
             self._retire(session)
             raise
@@ -233,7 +242,7 @@ class ServerHub:
     async def _share(self, spec: ServerSpec) -> McpSession:
         entry = self._shared.setdefault(spec, _Shared())
         if entry.session is not None and (entry.session.dead or entry.session.suspect):
-            old, entry.session, entry.cache = entry.session, None, ResultCache()
+            old, entry.session = entry.session, None
             entry.failures = 0 if old.answered else entry.failures + 1
             entry.last_error = old.dead
             if self._leases[old] <= 0:
@@ -337,7 +346,7 @@ class ServerHub:
         try:
             if fill is not None:
                 await slot.fill(fill, _FILL_SECONDS)
-            await self._start_servers(slot, slot.pooled(), {})
+            await self._start_servers(slot, slot.staying() if slot.filled else slot.pooled(), {})
             if fill is not None or lasting(slot.specs):
                 await slot.wipe()
         except BaseException:
@@ -349,16 +358,12 @@ class ServerHub:
     async def _reset(self, slot: Slot) -> Slot | None:
         """Make a slot clean for the next episode; None, and the slot is discarded, if that cannot be done."""
         try:
-            staying = {spec.name for spec in slot.staying()}
-            ended = [slot.sessions.pop(name) for name in list(slot.sessions) if name not in staying]
-            for session in ended:
-                self._retire(session)
-            await asyncio.gather(*(session.close() for session in ended))
-            changed = any(slot.sessions[name].list_changed for name in staying)
-            if changed and await slot.lists_others():
+            await self._end_passing(slot)
+            if any(session.list_changed for session in slot.sessions.values()) and await slot.lists_others():
                 raise McpServerError("a server lists other tools than at its start")
             await slot.wipe()
-            await self._start_servers(slot, slot.pooled(), {})
+            if not slot.filled:  # else those that are missing start in the next episode's files
+                await self._start_servers(slot, slot.pooled(), {})
             slot.idle_since = asyncio.get_running_loop().time()
             return slot
         except Exception as error:  # boundary: whatever it is, the slot is of no more use
@@ -369,6 +374,15 @@ class ServerHub:
         except BaseException:
             self._discard(slot)
             raise
+
+    async def _end_passing(self, slot: Slot) -> bool:
+        """End the servers that do not go on from one episode to the next; False if there are none."""
+        staying = {spec.name for spec in slot.staying()}
+        ended = [slot.sessions.pop(name) for name in list(slot.sessions) if name not in staying]
+        for session in ended:
+            self._retire(session)
+        await asyncio.gather(*(session.close() for session in ended))
+        return bool(ended)
 
     def _discard(self, slot: Slot) -> None:
         if slot in self._slots:
@@ -383,7 +397,3 @@ class ServerHub:
             await asyncio.wait({slot.filling}, timeout=_FILL_SECONDS)
         if slot.directory is not None:
             await asyncio.to_thread(slot.directory.remove)
-
-
-def _needs_directory(specs: Sequence[ServerSpec], fill: Fill | None) -> bool:
-    return fill is not None or any("WORKDIR" in spec.variables for spec in specs)

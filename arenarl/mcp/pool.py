@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from arenarl.errors import ArenaError, ConfigError, EnvError
 from arenarl.mcp.cache import ResultCache, result_key
-from arenarl.mcp.config import ServerSpec
+from arenarl.mcp.config import ServerSpec, near_name
 from arenarl.mcp.paths import PathMap
+from arenarl.mcp.profiles import PROFILES
 from arenarl.mcp.results import clean_json
 from arenarl.mcp.schema import ToolSpec, json_problem
 from arenarl.mcp.session import McpSession
@@ -58,6 +59,30 @@ def lasting(specs: Iterable[ServerSpec]) -> bool:
     return bool(resets) and "respawn" not in resets
 
 
+def needs_directory(specs: Iterable[ServerSpec], fill: Fill | None) -> bool:
+    """Whether a workspace of placed specs has a directory."""
+    return fill is not None or any("WORKDIR" in spec.variables for spec in specs)
+
+
+def check_names(spec: ServerSpec, listed: Iterable[ToolSpec]) -> None:
+    """Refuse names of tools that the server does not have.
+
+    A profile is made for all versions of its server, so its names need not all be there; and with ``allow`` it is not
+    known what else the server has.
+
+    Raises:
+        ConfigError: names the nearest tool.
+    """
+    has = {tool.name for tool in listed} | set(spec.deny)
+    profiled = {name for profile in PROFILES.values() for name in profile.cache_tools}
+    resets = () if spec.reset_tool is None else (spec.reset_tool,)
+    for key, names in (("reset_tool", resets), ("cache_tools", (n for n in spec.cache_tools if n not in profiled))):
+        for name in names:
+            if name not in has and spec.allow is None:
+                known = near_name(name, sorted(has))
+                raise ConfigError(f"server {spec.name!r}: {key} names {name!r}, which is none of its tools; {known}")
+
+
 @dataclass(eq=False)
 class Slot:
     """The part of a workspace that may outlive it.
@@ -88,10 +113,10 @@ class Slot:
         return [spec for spec in self.pooled() if spec.reset != "respawn"]
 
     def clean(self) -> bool:
-        """Whether no pooled server is in doubt or worn out."""
+        """Whether no pooled server is in doubt or worn out. One reset by "respawn" need not run."""
         sessions = [self.sessions.get(spec.name) for spec in self.pooled()]
         worn_out = any(self.uses >= spec.max_uses for spec in self.staying())
-        return bool(sessions) and not worn_out and all(session and not session.dirty for session in sessions)
+        return bool(sessions) and not worn_out and not any(session and session.dirty for session in sessions)
 
     async def lists_others(self) -> bool:
         """Whether a server that stays lists other tools than at its start, or none in time."""
@@ -271,25 +296,28 @@ class Workspace:
     async def _cached(
         self, spec: ServerSpec, tool: str, arguments: Mapping[str, Any], reads: bool, deadline: float
     ) -> ToolResult:
-        shared = self._hub.shared_cache(spec) if spec.scope == "shared" else None
+        session = await self._find(spec, tool, deadline)
+        if isinstance(session, ToolResult):
+            return session
+        shared = self._hub.cache_of(session) if spec.scope == "shared" else None
         if reads:
-            key = result_key(spec.fingerprint, tool, arguments)
-            send = lambda: self._send(spec, tool, arguments, deadline)  # noqa: E731
+            key = result_key(spec.name, spec.fingerprint, tool, arguments)
+            send = lambda: self._send(session, tool, arguments, deadline)  # noqa: E731
             return await (shared or self._cache).read(key, send, deadline)
         caches = [self._cache, shared] if shared else [self._cache]
         for cache in caches:
             cache.begin_write()
         certain = False
         try:
-            result = await self._send(spec, tool, arguments, deadline)
-            certain = result.kind not in ("timeout", "server_dead")
+            result = await self._send(session, tool, arguments, deadline)
+            certain = result.kind not in INFRASTRUCTURE_KINDS
             return result
         finally:
             for cache in caches:
                 cache.end_write(certain=certain)
 
-    async def _send(self, spec: ServerSpec, tool: str, arguments: Mapping[str, Any], deadline: float) -> ToolResult:
-        clock = asyncio.get_running_loop().time
+    async def _find(self, spec: ServerSpec, tool: str, deadline: float) -> McpSession | ToolResult:
+        """The session to call, or why there is none."""
         try:
             async with asyncio.timeout_at(deadline):
                 session = await self._session_to_call(spec)
@@ -298,9 +326,12 @@ class Workspace:
         except ArenaError as error:
             self.error = error
             return _failure("server_dead", spec, tool)
-        left = min(spec.call_timeout, deadline - clock())
-        if session is None or left <= 0:
-            return _failure("server_dead" if session is None else "timeout", spec, tool)
+        return session or _failure("server_dead", spec, tool)
+
+    async def _send(self, session: McpSession, tool: str, arguments: Mapping[str, Any], deadline: float) -> ToolResult:
+        left = min(session.spec.call_timeout, deadline - asyncio.get_running_loop().time())
+        if left <= 0:
+            return _failure("timeout", session.spec, tool)
         result = await session.call(tool, arguments, timeout=left)
         if result.kind in INFRASTRUCTURE_KINDS:
             self.error = session.dead

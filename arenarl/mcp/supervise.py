@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import array
 import ctypes
+import errno
 import gc
 import marshal
 import os
+import resource
 import select
 import signal
 import socket
@@ -79,6 +81,7 @@ class Nursery(Node):
         self.requests = socket.socket(fileno=channel)
         self.supervisors: dict[int, tuple[bytes, int]] = {}  # pid: key, control socket
         self.grace = 0.0
+        self.files = _raise_limit_of_files()
 
     def run(self) -> None:
         while not self.orphaned:
@@ -98,6 +101,8 @@ class Nursery(Node):
         match packet.split():
             case [b"start", key, grace] if len(fds) == _DESCRIPTORS:
                 self.start(key, float(grace), *fds)
+            case [b"start", _, _] if fds:  # the system had no room for the others
+                _refuse(fds[0], OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
             case [b"kill", key]:
                 _kill((pid for pid, (name, _) in self.supervisors.items() if name == key), signal.SIGKILL)
         _close(fds)
@@ -106,20 +111,23 @@ class Nursery(Node):
     def start(self, key: bytes, grace: float, control: int, *fds: int) -> None:
         me = os.getpid()
         self.grace = max(self.grace, grace)
+        held = []
         try:
+            held.append(os.dup(control))
             pid = os.fork()
         except OSError as error:
-            _say(control, f"spawn {error}")
+            _refuse(control, error)
+            _close(held)
             return
         if pid:
-            self.supervisors[pid] = key, os.dup(control)
+            self.supervisors[pid] = key, held[0]
             return
         code = 1
         try:
-            _close((self.channel, self.wake, self.wake_end))
+            _close((self.channel, self.wake, self.wake_end, *held))
             _close(other for _, other in self.supervisors.values())
             os.setsid()
-            Supervisor(control, me, grace).run(*fds)
+            Supervisor(control, me, grace, self.files).run(*fds)
             code = 0
         except BaseException:
             sys.excepthook(*sys.exc_info())
@@ -150,9 +158,10 @@ class Nursery(Node):
 
 
 class Supervisor(Node):
-    def __init__(self, control: int, parent: int, grace: float) -> None:
+    def __init__(self, control: int, parent: int, grace: float, files: tuple[int, int]) -> None:
         super().__init__(control, parent)
         self.grace = grace
+        self.files = files
         self.server = 0
         self.code: int | None = None
 
@@ -181,6 +190,7 @@ class Supervisor(Node):
             os.fchdir(folder)
             for target, fd in enumerate(pipes):
                 os.dup2(fd, target)
+            resource.setrlimit(resource.RLIMIT_NOFILE, self.files)
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() == me:
                 os.execvpe(command[0], command, environment)
@@ -226,6 +236,16 @@ class Supervisor(Node):
         _kill((*_children(), *group), number)
 
 
+def _raise_limit_of_files() -> tuple[int, int]:
+    """Allow the nursery what the system allows: it holds a descriptor for each server. Returns what a server may have."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:  # noqa: SIM105
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    except (OSError, ValueError):
+        pass
+    return limits
+
+
 def _children() -> list[int]:
     """Pids of the children, the dead that are not reaped yet included."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
@@ -254,6 +274,10 @@ def _kill(targets: Iterable[int], number: int) -> None:
 def _close(fds: Iterable[int]) -> None:
     for fd in fds:
         os.close(fd)
+
+
+def _refuse(control: int, error: OSError) -> None:
+    _say(control, f"lost there is no room for another server: {error}")
 
 
 def _say(control: int, text: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -33,7 +35,8 @@ class Tape:
         mode: "record" adds to the file after each call; "replay" only reads it.
 
     Raises:
-        ConfigError: for another mode, a tape to replay that does not exist, or a file that is no tape.
+        ConfigError: for another mode, a tape to replay that does not exist, a file that is no tape, or one that cannot be
+            read or written.
     """
 
     def __init__(self, path: str | Path, mode: TapeMode = "replay") -> None:
@@ -42,10 +45,13 @@ class Tape:
         self.path, self.mode = Path(path), mode
         self._listings: dict[str, tuple[ToolSpec, ...]] = {}
         self._calls: dict[str, dict[str, Any]] = {}
-        if self.path.exists():
+        if mode == "replay" and not os.path.exists(self.path):
+            name = str(self.path)
+            raise ConfigError(f"there is no tape {name!r}; make one with mode 'record', or with `arenarl env record`")
+        with self._usable():
+            if mode == "record":
+                open(self.path, "ab").close()  # a path that is wrong is so before the first episode
             self._load()
-        elif mode == "replay":
-            raise ConfigError(f"there is no tape {str(self.path)!r}; make one with mode 'record'")
 
     def reel(self, specs: Sequence[ServerSpec], key: str, seed: int) -> Reel:
         """The place of a new workspace on the tape."""
@@ -66,8 +72,19 @@ class Tape:
                 self.path.write_bytes(data[: data.rfind(b"\n") + 1])
 
     def _append(self, record: Mapping[str, Any]) -> None:
-        with open(self.path, "ab") as file:
+        with self._usable(), open(self.path, "ab") as file:
             file.write(dumps(record).encode("utf-8", "backslashreplace") + b"\n")
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            problem = f"there is no folder {str(self.path.parent)!r}; make it"
+            raise ConfigError(f"tape {str(self.path)!r} cannot be used: {problem}") from error
+        except OSError as error:
+            problem = f"{(error.strerror or str(error)).lower()}; give the path of a file"
+            raise ConfigError(f"tape {str(self.path)!r} cannot be used: {problem}") from error
 
 
 class Reel:

@@ -195,16 +195,18 @@ class Meeting:
 
 async def test_calls_of_one_message_run_side_by_side_within_and_across_servers(hub: ServerHub):
     Meeting.waiting = asyncio.Barrier(4)
-    specs = [ServerSpec(name=name, transport="inproc", factory=Meeting, call_timeout=20.0) for name in "ab"]
+    specs = [
+        ServerSpec(name=name, transport="inproc", factory=Meeting, call_timeout=20.0, max_calls=2) for name in "ab"
+    ]
     env = AsyncToolEnv(Counting(*specs), hub=hub)
     await env.reset(seed=1)
     result = await env.step(call("a__meet") * 2 + call("b__meet") * 2)
     assert [message["content"] for message in result.messages] == ["met"] * 4
 
 
-async def test_one_call_at_a_time_where_the_spec_says_so(hub: ServerHub):
+async def test_one_call_at_a_time_if_nothing_is_said(hub: ServerHub):
     Meeting.waiting = asyncio.Barrier(2)
-    spec = ServerSpec(name="a", transport="inproc", factory=Meeting, call_timeout=0.3, max_calls=1)
+    spec = ServerSpec(name="a", transport="inproc", factory=Meeting, call_timeout=0.3)
     env = AsyncToolEnv(Counting(spec), hub=hub)
     await env.reset(seed=1)
     result = await env.step(call("meet") * 2)

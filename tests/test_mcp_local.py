@@ -86,7 +86,7 @@ class Stuck:
 
 
 async def test_methods_that_hang_keep_nobody_else_waiting():
-    sessions = [McpSession(ServerSpec(name="s", transport="inproc", factory=Stuck)) for _ in range(46)]
+    sessions = [McpSession(ServerSpec(name="s", transport="inproc", factory=Stuck, max_calls=4)) for _ in range(46)]
     await asyncio.gather(*(session.start() for session in sessions))
     try:
         hanging = [asyncio.create_task(session.call("hang", {}, timeout=20.0)) for session in sessions[:45]]

@@ -54,7 +54,7 @@ class ServerSpec:
         allow: names of the only tools that are offered; all if None. ``deny`` takes tools away.
         cache_tools: tools whose result may be reused within an episode until something is written (across episodes if
             "shared"). ``trust_annotations`` adds the tools that their server calls read-only.
-        max_calls: calls in flight at once; None means 1, or 16 for a shared or in-process server.
+        max_calls: calls in flight at once; None means 1, or 16 for a shared server.
         max_uses: episodes after which a pooled server is replaced.
         start_timeout: seconds until the server must have answered the handshake and listed its tools.
         call_timeout: seconds until a call must have been answered.
@@ -112,7 +112,7 @@ class ServerSpec:
         if not isinstance(self.trust_annotations, bool):
             raise self._bad("trust_annotations", self.trust_annotations, "use true or false")
         if self.max_calls is None:
-            object.__setattr__(self, "max_calls", 16 if self.scope == "shared" or self.transport == "inproc" else 1)
+            object.__setattr__(self, "max_calls", 16 if self.scope == "shared" else 1)
         for key in (*_COUNTS, *_SECONDS):
             value, kind = getattr(self, key), int if key in _COUNTS else int | float
             if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:

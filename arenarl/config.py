@@ -113,9 +113,7 @@ class AgentConfig(AlgorithmConfig):
         self.log_level = "ERROR"
         self.enable_rl_module_and_learner = True
         self.enable_env_runner_and_connector_v2 = True
-        from arenarl.env_runner import (
-            AgentEnvRunner,
-        )  # the runner's base class needs AlgorithmConfig: a cycle at the top
+        from arenarl.env_runner import AgentEnvRunner  # its base class needs AlgorithmConfig: a cycle at the top
 
         self.env_runner_cls = AgentEnvRunner
 

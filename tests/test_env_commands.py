@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 import signal
@@ -237,9 +236,15 @@ It is done.
 """
 
 
-def test_a_person_plays(arenarl, config, tasks, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(TYPED))
-    code, out = arenarl("env", "play", config(files=FILES, plain=PLAIN), "--tasks", tasks)
+def typing(text: str, *words: str) -> tuple[int, str]:
+    """Exit code and output of the command with this on its standard input."""
+    command = [sys.executable, "-m", "arenarl.cli", *words]
+    done = subprocess.run(command, input=text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    return done.returncode, done.stdout
+
+
+def test_a_person_plays(config, tasks):
+    code, out = typing(TYPED, "env", "play", config(files=FILES, plain=PLAIN), "--tasks", str(tasks))
     assert code == 0, out
     for part in (
         "user Write 3 into sum.txt.",
@@ -254,9 +259,8 @@ def test_a_person_plays(arenarl, config, tasks, monkeypatch):
 
 
 @pytest.mark.parametrize("typed", ["count\n/quit\n", "count\n"])
-def test_one_can_stop_early(arenarl, config, typed, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-    code, out = arenarl("env", "play", config(plain=PLAIN), "--seed", "4", "--split", "heldout")
+def test_one_can_stop_early(config, typed):
+    code, out = typing(typed, "env", "play", config(plain=PLAIN), "--seed", "4", "--split", "heldout")
     assert code == 0
     assert "outcome truncated quit, score 0.50" in out and "no   answered" in out and "yes  calls_valid" in out
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -55,17 +54,6 @@ def found(pattern: str, text: str) -> str:
 
 
 # --- the tasks -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("split", ["train", "heldout"])
-def test_tasks_are_distinct_and_the_same_again(split: str) -> None:
-    tasks = TASKS.tasks(split, 210, seed=3)
-    assert tasks == FilesystemTasks().tasks(split, 210, seed=3)
-    assert len({(task.prompt, str(task.data)) for task in tasks}) == len({task.task_id for task in tasks}) == 210
-    assert Counter(task.kind for task in tasks) == dict.fromkeys(KINDS, 30)
-    assert not {str(t.data) for t in tasks} & {str(t.data) for t in FilesystemTasks(seed=1).tasks(split, 210, seed=3)}
-    for axis in ("files", "depth", "conditions"):
-        assert {task.data["difficulty"][axis] for task in tasks} == {1, 2, 3}
 
 
 def test_splits_share_no_word_and_no_code() -> None:

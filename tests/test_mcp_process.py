@@ -242,12 +242,15 @@ async def alone():
     assert not os.popen(f"ps -o pid= --ppid {os.getpid()}").read().split()[1:]  # the one is ps's shell
 
 asyncio.run(parent())
+print("both lived and left nothing")
 """
 
 
 def test_forked_copy_gets_a_nursery_of_its_own():
     command = [sys.executable, "-c", FORK, str(SERVERS / "plain.py")]
-    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=120)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "both lived and left nothing\n"), done.stderr
 
 
 async def test_killed_nursery_ends_its_servers_with_a_reason_and_the_next_works():

@@ -109,10 +109,13 @@ async def test_sessions_over_http_have_states_and_headers_of_their_own(sdk2: int
 @pytest.mark.parametrize("transport", ["http", "sse"])
 async def test_change_of_the_listing_is_heard(sdk2: int, transport: str):
     async with running(spec_of(transport, sdk2, "legacy")) as session:
+        before = {tool.name for tool in await session.list_tools()}
         await session.call("grow", {})
         async with asyncio.timeout(10):
             while not session.list_changed:
                 await session.call("echo", {"text": ""})
+        assert {tool.name for tool in await session.list_tools()} == before  # until it is asked for
+        assert {tool.name for tool in await session.relist()} > before and not session.list_changed
 
 
 # --- faults ------------------------------------------------------------------------------------------------------

@@ -2,39 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import re
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arenarl.mcp import McpSession, ServerSpec, ToolSet, ToolSpec
+from arenarl.mcp import ToolSet, ToolSpec
 from arenarl.mcp.results import clean_text, result_text, truncate_text
 from arenarl.mcp.schema import argument_problem, normalise_schema
-
-SERVERS = Path(__file__).parent / "servers"
-FAULTY = str(SERVERS / "faulty.py")
-
-
-def server(*args: str, **changes: Any) -> ServerSpec:
-    values = {"name": "faulty", "command": sys.executable, "args": ("-I", "-S", FAULTY, *args), "call_timeout": 20.0}
-    return ServerSpec(**(values | changes))
-
-
-@contextlib.asynccontextmanager
-async def running(spec: ServerSpec):
-    session = await McpSession(spec).start()
-    try:
-        yield session
-    finally:
-        await session.close()
-
 
 # --- schemas -----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from arenarl.mcp.spawn import SpawnGate, resting_ticks
 
 BUSY, RESTING = "while True: pass", "import time; time.sleep(1000)"
@@ -58,16 +60,16 @@ def _children(pid: int) -> list[int]:
 
 
 async def test_places_are_given_back_whatever_happens():
-    gate = SpawnGate(1)
+    gate, had = SpawnGate(1), 0
     for _ in range(3):
-        try:
-            async with gate.place(lambda: None):
+        with pytest.raises(KeyError):
+            async with asyncio.timeout(20.0), gate.place(lambda: None):
+                had += 1
                 raise KeyError
-        except KeyError:
-            pass
     async with asyncio.timeout(20.0), gate.place(lambda: None):
         waiting = asyncio.create_task(gate.place(lambda: None).__aenter__())
         await asyncio.sleep(0)
         waiting.cancel()
     async with asyncio.timeout(20.0), gate.place(lambda: None):
-        pass
+        had += 1
+    assert had == 4 and waiting.cancelled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,14 @@ async def test_the_oracle_scores_one_and_doing_nothing_zero(taskset: Any, split:
 def test_there_are_two_hundred_tasks_in_each_split_of_several_kinds_and_axes(taskset: Any):
     drawn = {split: taskset.tasks(split, 200, seed=3) for split in ("train", "heldout")}
     for tasks in drawn.values():
-        assert len({task.task_id for task in tasks}) == 200 and len({task.kind for task in tasks}) >= 5
+        assert len({task.task_id for task in tasks}) == len({str(task.data) for task in tasks}) == 200
+        kinds = Counter(task.kind for task in tasks)
+        assert len(kinds) >= 5 and max(kinds.values()) - min(kinds.values()) <= 1
         axes = [task.data["difficulty"] for task in tasks]
         assert len(axes[0]) == 3
         assert all({axis[name] for axis in axes} == {1, 2, 3} for name in axes[0])
     assert taskset.tasks("train", 5, seed=3) == taskset.tasks("train", 5, seed=3) != taskset.tasks("train", 5, seed=4)
+    assert type(taskset)(seed=1).tasks("train", 5, seed=3) != taskset.tasks("train", 5, seed=3)
     assert not {task.prompt for task in drawn["train"]} & {task.prompt for task in drawn["heldout"]}
 
 

@@ -10,9 +10,8 @@ import json
 import logging
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
-from types import TracebackType
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -25,7 +24,7 @@ from mcp.types import jsonrpc_message_adapter
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from arenarl.mcp.config import Launch, ServerSpec
-from arenarl.mcp.transport import MAX_REPLIES, Streams
+from arenarl.mcp.transport import MAX_REPLIES, OneLifeTransport, Streams
 from arenarl.mcp.wire import REFUSED, EventSplitter, Inbox, Message, is_demand
 
 _log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ _REMEDIES = {
 }  # fmt: skip
 
 
-class RemoteTransport(AbstractAsyncContextManager[Streams]):
+class RemoteTransport(OneLifeTransport):
     """A connection to the server at the launch's ``url``. Enter and leave in one task, once.
 
     A lost connection ends it, as a broken pipe ends a process: what a server did with a request that it did not answer
@@ -64,15 +63,7 @@ class RemoteTransport(AbstractAsyncContextManager[Streams]):
         self._scopes: dict[Any, anyio.CancelScope] = {}  # of the posts whose answers are awaited
         self._replies = 0  # that are being posted
         self._stopping = False
-        self._context = self._run()
-
-    async def __aenter__(self) -> Streams:
-        return await self._context.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._context.__aexit__(kind, error, trace)
+        super().__init__(self._run())
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[Streams]:

@@ -38,7 +38,22 @@ Streams: TypeAlias = tuple[
 ]
 
 
-class StdioTransport(AbstractAsyncContextManager[Streams]):
+class OneLifeTransport(AbstractAsyncContextManager[Streams]):
+    """A transport whose whole life is one generator: what is before its yield is the entry, what is after it the exit."""
+
+    def __init__(self, life: AbstractAsyncContextManager[Streams]) -> None:
+        self._life = life
+
+    async def __aenter__(self) -> Streams:
+        return await self._life.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._life.__aexit__(kind, error, trace)
+
+
+class StdioTransport(OneLifeTransport):
     """Starts the server on entry and ends it on exit; pass it to `mcp.Client`. Enter and leave in one task, once.
 
     Attributes:
@@ -63,15 +78,7 @@ class StdioTransport(AbstractAsyncContextManager[Streams]):
         self._lost: str | None = None
         self._stopping = False
         self._server: Server | None = None
-        self._context = self._run()
-
-    async def __aenter__(self) -> Streams:
-        return await self._context.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        return await self._context.__aexit__(kind, error, trace)
+        super().__init__(self._run())
 
     @property
     def pid(self) -> int | None:

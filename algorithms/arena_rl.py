@@ -35,7 +35,7 @@ class ArenaRL(AgentAlgorithm):
             return Scores(rewards=nothing, advantages=nothing)
 
         async def compare(i: int, j: int) -> Verdict | Abstention:
-            return await judge.compare(group.task, players[i], players[j])
+            return await judge.compare(players[i], players[j], group.task)
 
         tournament = await run_tournament(
             config.topology,

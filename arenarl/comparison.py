@@ -27,7 +27,7 @@ def margins(judge: Judge, ours: Sequence[Episode], theirs: Sequence[Episode]) ->
     """One game a task, ours minus theirs; None where the judge abstained."""
 
     async def play() -> list[float | None]:
-        verdicts = await asyncio.gather(*(judge.compare(a.task, a, b) for a, b in zip(ours, theirs, strict=True)))
+        verdicts = await asyncio.gather(*(judge.compare(a, b, a.task) for a, b in zip(ours, theirs, strict=True)))
         return [v.score_a - v.score_b if isinstance(v, Verdict) else None for v in verdicts]
 
     return asyncio.run(play())

@@ -9,13 +9,21 @@ from typing import Protocol
 import numpy as np
 
 from arenarl.errors import ConfigError
-from arenarl.types import Abstention, Episode, Task, Verdict
+from arenarl.types import Abstention, Episode, Mark, Task, Verdict
 
 
 class Judge(Protocol):
-    """Anything that compares two episodes, called once for each game and from many games at once."""
+    """Anything that compares two episodes, called once for each game and from many games at once.
 
-    async def compare(self, task: Task, a: Episode, b: Episode) -> Verdict | Abstention:
+    A judge may have more; who uses one asks for the method and does without it where it is missing:
+
+        async mark(a, task, repeat=0) -> Mark | Abstention    one attempt alone, for pointwise algorithms; `repeat` numbers
+                                                              independent marks of the same attempt
+        begin_step(version)                                   the next training step begins: budgets are full again
+        async aclose()                                        connections and engines down; called once, from the loop of `compare`
+    """
+
+    async def compare(self, a: Episode, b: Episode, task: Task) -> Verdict | Abstention:
         """Marks for a and b on one scale, higher is better, or the reason why there are none.
 
         An outage is an ``Abstention``. The judge owns its deadline and its retries.
@@ -38,7 +46,7 @@ class RubricJudge:
         self.noise = noise
         self.seed = seed
 
-    async def compare(self, task: Task, a: Episode, b: Episode) -> Verdict | Abstention:
+    async def compare(self, a: Episode, b: Episode, task: Task) -> Verdict | Abstention:
         return _verdict(a, b, a.score, b.score, self.noise * _normal(self.seed, a.episode_id, b.episode_id))
 
 
@@ -52,7 +60,7 @@ class OracleJudge:
     def __init__(self, quality: Callable[[Episode], float | None]) -> None:
         self.quality = quality
 
-    async def compare(self, task: Task, a: Episode, b: Episode) -> Verdict | Abstention:
+    async def compare(self, a: Episode, b: Episode, task: Task) -> Verdict | Abstention:
         return _verdict(a, b, self.quality(a), self.quality(b))
 
 

@@ -225,33 +225,111 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """A judge's marks for the two sides of one comparison, on any common scale; only the difference is used."""
+    """A judge's marks for the two sides of one comparison, on any common scale; only the difference is used.
+
+    Attributes:
+        dimensions: mark of each side by dimension of the judge's rubric, ``name: (a, b)``; empty for a judge without.
+        raw: what the judge wrote, comments included.
+        judge: name of the judge.
+        calls: requests that were sent for it; 0 if the verdict came from a cache.
+        prompt_tokens, completion_tokens: of these requests.
+        seconds: from the first request to the verdict, waits and retries included.
+    """
 
     score_a: float
     score_b: float
+    dimensions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    raw: str = ""
+    judge: str = ""
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Abstention:
-    """A comparison that did not happen, and why. It removes a game; it never adds points."""
+    """A comparison that did not happen, and why. It removes a game; it never adds points.
+
+    Attributes:
+        reason: a short kind first ("timeout", "budget", "out_of_range", "no_json" ...), then a colon and the details.
+        raw, judge, calls, prompt_tokens, completion_tokens, seconds: as in `Verdict`; a bad answer was paid for too.
+    """
 
     reason: str
+    raw: str = ""
+    judge: str = ""
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        return self.reason.partition(":")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A judge's mark for one attempt alone, on the judge's scale: what pointwise algorithms train on."""
+
+    score: float
+    judge: str = ""
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Game:
-    """One comparison as played: player i on side a, player j on side b."""
+    """One comparison as played: player i on side a, player j on side b.
+
+    Attributes:
+        result: the verdict, i's marks first. Of a game that was asked in both orders it is the sum of the two answers, and an
+            abstention if either half is one.
+        halves: of a game asked in both orders the two answers as they were given: i on side a in the first, j on side a in
+            the second. Empty otherwise.
+    """
 
     i: int
     j: int
     round: int
     result: Verdict | Abstention
+    halves: tuple[Verdict | Abstention, ...] = ()
     seconds: float = 0.0
 
     @property
     def margin(self) -> float | None:
         """Score of i minus score of j; None if the judge abstained."""
         return self.result.score_a - self.result.score_b if isinstance(self.result, Verdict) else None
+
+    @property
+    def answers(self) -> tuple[Verdict | Abstention, ...]:
+        """What the judge gave, one entry for each time that it was asked."""
+        return self.halves or (self.result,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standings:
+    """What a tournament made of its games, by member of the group [G]. None: no information, or not among the players.
+
+    Attributes:
+        orders: how often each pair was asked: 1, or 2 for both orders.
+        scores: the estimator's, higher is better, in its own unit.
+        stderr: standard errors of the scores, in the same unit.
+        ranks: 0 is best; ties share the mean of their places. Members that were gated to the last place have theirs.
+        gated: why a member did not play ("no_answer", "truncated", "invalid_calls", "failed" ...); empty for players.
+    """
+
+    topology: str
+    estimator: str
+    orders: int
+    seed: int
+    scores: tuple[float | None, ...]
+    stderr: tuple[float | None, ...]
+    ranks: tuple[float | None, ...]
+    gated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +340,7 @@ class EpisodeGroup:
         rewards: [G] None where an episode has no reward (failed, abstained, or all its games were lost to outages).
         advantages: [G] None exactly where the episode is not trained on.
         games: the record of the tournament, empty for algorithms without one. Indices are members.
+        standings: what the tournament made of them; None for algorithms without one.
         version: weight version when the group was admitted.
     """
 
@@ -272,6 +351,7 @@ class EpisodeGroup:
     rewards: tuple[float | None, ...] = ()
     advantages: tuple[float | None, ...] = ()
     games: tuple[Game, ...] = ()
+    standings: Standings | None = None
     seconds: float = 0.0
 
     @property

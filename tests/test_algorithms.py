@@ -68,7 +68,7 @@ async def test_arena_without_two_players_gives_nothing():
 
 async def test_arena_under_a_judge_outage_gives_nothing():
     class Down:
-        async def compare(self, task, a, b):
+        async def compare(self, a, b, task):
             return Abstention(reason="down")
 
     scores = await ArenaRL.score_group(group(0.9, 0.1, 0.5), arena(), Down())

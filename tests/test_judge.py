@@ -25,12 +25,12 @@ def episode(name: str, score: float | None, answer: str = "") -> Episode:
 
 
 async def margin(judge, a: Episode, b: Episode) -> float:
-    verdict = await judge.compare(TASK, a, b)
+    verdict = await judge.compare(a, b, TASK)
     return verdict.score_a - verdict.score_b
 
 
 async def test_rubric_judge_takes_the_difference_of_checklist_scores():
-    assert await RubricJudge().compare(TASK, episode("a", 0.75), episode("b", 0.5)) == Verdict(
+    assert await RubricJudge().compare(episode("a", 0.75), episode("b", 0.5), TASK) == Verdict(
         score_a=0.75, score_b=0.5
     )
 
@@ -38,7 +38,7 @@ async def test_rubric_judge_takes_the_difference_of_checklist_scores():
 @pytest.mark.parametrize("scores", [(None, 0.5), (0.5, None), (None, None)])
 async def test_rubric_judge_abstains_without_a_score_and_says_whose(scores):
     names = [name for name, score in zip("ab", scores, strict=True) if score is None]
-    verdict = await RubricJudge(noise=1.0).compare(TASK, episode("a", scores[0]), episode("b", scores[1]))
+    verdict = await RubricJudge(noise=1.0).compare(episode("a", scores[0]), episode("b", scores[1]), TASK)
     assert verdict == Abstention(reason=f"no score for {' and '.join(names)}")
 
 
@@ -76,4 +76,4 @@ async def test_oracle_compares_a_hidden_quality_and_abstains_where_it_is_unknown
     oracle = OracleJudge(lambda e: len(e.trajectory.answer) if e.trajectory.answer else None)
     long, short, none = episode("a", 0.0, "long"), episode("b", 1.0, "no"), episode("c", 1.0)
     assert await margin(oracle, long, short) == 2
-    assert await oracle.compare(TASK, none, long) == Abstention(reason="no score for c")
+    assert await oracle.compare(none, long, TASK) == Abstention(reason="no score for c")

@@ -1,27 +1,39 @@
 """ArenaRL: attempts meet in a tournament, and the ranking is the reward. arXiv 2601.06487v2, sections 1.2 and 1.3.
 
     for each task: G attempts, the first decoded greedily if the anchor is asked for
-    games    = the topology's pairs, each judged                       J(x, i, j)
+    games    = the topology's pairs, each judged                       J(x, i, j), in one order or both
     rank     = the estimator's order over the games                    Rank_i in {0 .. G-1}
     r_i      = 1 - Rank_i / (G - 1)
     A_i      = (r_i - mean r) / (sd r + eps)
 
-Departures: the default plan is an even comparison graph (2 G games in one round, where seeded elimination takes 2 G - 2 in
-1 + log2 G) with a least-squares estimator, whose scores are the rewards as they are: in simulation it orders better
-(`benchmarks/topologies.py`), and equal attempts stay equal. The topologies of the paper come with the paper's ranks. Ties share
-their rank; an outage removes a game; the greedy member is ranked but not trained on, since the policy that is trained did not
-sample it.
+The paper's setting is one word, ``arena(topology="single_elimination")``: its greedy anchor, both orders and ranks come with it.
+
+Departures: the default plan is an even comparison graph, each pair asked once and all at the same time, with a least-squares estimator
+whose scores are the rewards as they are: at equal cost it orders better than every plan of the paper (`docs/arena.md`), and equal
+attempts stay equal. Ties share their rank; an outage removes a game; attempts without an answer are last without a game
+(`arenarl.gates`); the greedy member is ranked but not trained on, since the policy that is trained did not sample it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
 from arenarl.algorithm import AgentAlgorithm, Scores
-from arenarl.arena import resolve, run_tournament
+from arenarl.arena import rate, resolve, run_tournament
 from arenarl.config import AgentConfig
 from arenarl.errors import ConfigError
+from arenarl.gates import DEFAULT_GATES, below, check_gates, sort_out
 from arenarl.judge import Judge
 from arenarl.rollout import derive_seed
-from arenarl.types import Abstention, EpisodeGroup, Game, Verdict
+from arenarl.types import Abstention, EpisodeGroup, Standings, Verdict
+
+GREEDY = ("anchor", "single_elimination")
+"""Topologies in which everybody meets member 0, which the paper decodes greedily."""
 
 
 class ArenaRL(AgentAlgorithm):
@@ -29,66 +41,93 @@ class ArenaRL(AgentAlgorithm):
 
     @staticmethod
     async def score_group(group: EpisodeGroup, config: ArenaRLConfig, judge: Judge) -> Scores:
-        players = [episode for episode in group.episodes if episode.rankable]
-        if len(players) < 2:
-            nothing = (None,) * len(group.episodes)
-            return Scores(rewards=nothing, advantages=nothing)
+        field, size = sort_out(group.episodes, config.gates), len(group.episodes)
+        players, last = list(field.players), list(field.last)
+        topology, _, estimator, orders = resolve(config.topology, config.estimator, config.orders)
+        seed = derive_seed(config.seed, group.group_id)
+        scores, stderr, games = np.full(size, np.nan), np.full(size, np.nan), ()
 
         async def compare(i: int, j: int) -> Verdict | Abstention:
-            return await judge.compare(players[i], players[j], group.task)
+            return await judge.compare(group.episodes[players[i]], group.episodes[players[j]], group.task)
 
-        tournament = await run_tournament(
-            config.topology,
-            len(players),
-            compare,
-            estimator=config.estimator,
-            seed=derive_seed(config.seed, group.group_id),
-        )
-        members = [player.member for player in players]
+        if len(players) > 1:
+            played = await run_tournament(
+                topology, len(players), compare, estimator=estimator, seed=seed, orders=orders
+            )
+            scores[players], stderr[players], games = played.scores, played.stderr, played.games
+        elif last:
+            scores[players] = 0.0  # alone above those placed last
+        scores[last] = below(scores)
+        ranks, rewards, advantages = rate(scores, config.rewards or estimator.rewards, config.standardise)
+        if len(players) + len(last) < 2:
+            advantages[:] = np.nan  # nobody to compare with
+        advantages[[m for m in range(size) if m not in players + last]] = np.nan
         return Scores(
-            rewards=_by_member(members, tournament.rewards.tolist(), len(group.episodes)),
-            advantages=_by_member(members, tournament.advantages.tolist(), len(group.episodes)),
-            games=tuple(
-                Game(i=members[g.i], j=members[g.j], round=g.round, result=g.result, seconds=g.seconds)
-                for g in tournament.games
+            rewards=_known(rewards),
+            advantages=_known(advantages),
+            games=tuple(replace(game, i=players[game.i], j=players[game.j]) for game in games),
+            standings=Standings(
+                topology=topology, estimator=estimator.name, orders=orders, seed=seed, scores=_known(scores),
+                stderr=_known(stderr), ranks=_known(ranks), gated=field.gated,
             ),
-        )
+        )  # fmt: skip
 
 
-def _by_member(members: list[int], values: list[float], size: int) -> tuple[float | None, ...]:
-    """Values of the players as values of the members; nan (no decided game) and absence are both missing."""
-    known = {member: value for member, value in zip(members, values, strict=True) if value == value}
-    return tuple(known.get(member) for member in range(size))
+def _known(values: NDArray[np.float64]) -> tuple[float | None, ...]:
+    """nan, no information, as None."""
+    return tuple(None if math.isnan(value) else value for value in values.tolist())
 
 
 class ArenaRLConfig(AgentConfig):
     """Configuration of `ArenaRL`.
 
-    Fields of its own, set by ``arena()``: ``topology`` (a name in `arenarl.arena.TOPOLOGIES`), ``estimator`` (a name in
-    `arenarl.estimators`, None for the topology's own), ``greedy_anchor`` (decode member 0 at temperature 0).
+    Fields of its own, set by ``arena()``:
+        topology: a name in `arenarl.topologies.TOPOLOGIES`.
+        estimator: a name in `arenarl.estimators.ESTIMATORS`, None for the topology's own.
+        orders: 1 or 2, how often each pair is asked; None for the topology's own.
+        rewards: "rank" (1 - rank / (N - 1)) or "score" (the estimator's), None for the estimator's own.
+        standardise: divide advantages by the group's standard deviation. With False and scores, a group of near equals weighs little.
+        gates: treatment of attempts by what is wrong with them, ``{"no_answer": "last" | "out" | "play"}``; see `arenarl.gates`.
+        greedy_anchor: decode member 0 at temperature 0; None for the topologies in which everybody meets it.
     """
 
-    SECTIONS = {**AgentConfig.SECTIONS, "arena": ("topology", "estimator", "greedy_anchor")}  # noqa: RUF012
+    SECTIONS = {  # noqa: RUF012
+        **AgentConfig.SECTIONS,
+        "arena": ("topology", "estimator", "orders", "rewards", "standardise", "gates", "greedy_anchor"),
+    }
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ArenaRL)
         self.topology = "even_graph"
         self.estimator: str | None = None
-        self.greedy_anchor = False
+        self.orders: int | None = None
+        self.rewards: str | None = None
+        self.standardise = True
+        self.gates: Mapping[str, str] = dict(DEFAULT_GATES)
+        self.greedy_anchor: bool | None = None
 
     def arena(self, **settings: object) -> ArenaRLConfig:
-        """Set the tournament: ``topology``, ``estimator``, ``greedy_anchor``."""
+        """Set the tournament: ``topology``, ``estimator``, ``orders``, ``rewards``, ``standardise``, ``gates``, ``greedy_anchor``."""
         return self._section("arena", settings)
 
     def validate(self) -> None:
         super().validate()
-        resolve(self.topology, self.estimator)
+        resolve(self.topology, self.estimator, self.orders)
+        self.gates = check_gates(self.gates)
+        if self.rewards not in ("rank", "score", None):
+            raise ConfigError(
+                f"rewards={self.rewards!r} is unknown: take 'rank', 'score', or None for the estimator's own"
+            )
         if self.group_size < 2:
             raise ConfigError(
                 f"group_size={self.group_size} leaves a tournament nobody to compare: set group_size to 2 or more"
             )
-        if self.topology == "anchor" and not self.greedy_anchor:
-            raise ConfigError("topology='anchor' compares all members with a greedy one: set greedy_anchor=True")
+        if self.topology == "anchor" and self.greedy_first is False:
+            raise ConfigError("topology='anchor' compares all members with a greedy one: leave greedy_anchor=None")
+
+    @property
+    def greedy_first(self) -> bool:
+        return self.topology in GREEDY if self.greedy_anchor is None else self.greedy_anchor
 
 
 ArenaRL.config_class = ArenaRLConfig

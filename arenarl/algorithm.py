@@ -32,7 +32,7 @@ from arenarl.preflight import preflight, training_tasks
 from arenarl.rllib_compat import call_runners, num_remote_runners
 from arenarl.rollout import Job, derive_seed
 from arenarl.tracking import MLflowTracker, RunFolder, metric_family
-from arenarl.types import Episode, EpisodeGroup, Game, Task
+from arenarl.types import Abstention, Episode, EpisodeGroup, Game, Mark, Standings, Task
 
 POLL_S = 0.25
 
@@ -44,6 +44,8 @@ class Scores:
     rewards: tuple[float | None, ...]
     advantages: tuple[float | None, ...]
     games: tuple[Game, ...] = ()
+    standings: Standings | None = None
+    marks: tuple[tuple[Mark | Abstention, ...], ...] = ()
 
 
 class Interrupted(Exception):
@@ -141,7 +143,7 @@ class AgentAlgorithm(Algorithm):
     def _job(self, task: Task, number: int) -> Job:
         return Job(
             group_id=group_id(number), task=task, group_size=self.config.group_size, sampling=self.config.sampling_params(),
-            seed=derive_seed(self.config.seed, number), greedy_first=getattr(self.config, "greedy_anchor", False),
+            seed=derive_seed(self.config.seed, number), greedy_first=self.config.greedy_first,
             version=self.learner_group.version,
         )  # fmt: skip
 
@@ -271,6 +273,7 @@ class AgentAlgorithm(Algorithm):
                 self.run_folder.append_group(group, step=self.learner_steps)
             self.run_folder.append_metrics(self.learner_steps, metrics)
             self.tracker.log_metrics(self.learner_steps, metrics)
+            self.tracker.log_tournaments(groups, step=self.learner_steps)
             for group in groups[: self.config.traces_per_step]:
                 self.tracker.log_episode_trace(
                     group.episodes[-1],

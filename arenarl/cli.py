@@ -70,22 +70,51 @@ def _parser() -> argparse.ArgumentParser:
     train = add("train", run_train, "train, evaluate, save")
     experiment(train)
     train.add_argument("--run-dir", help="folder of the run (default: runs/EXPERIMENT-TIME)")
-    evaluate = add("eval", run_eval, "play the held-out tasks with a model, or with two and compare them")
-    experiment(evaluate)
-    evaluate.add_argument(
-        "--against", metavar="MODEL", help="a second model folder: the win rate is ours over this one"
-    )
+    _add_eval_options(add, experiment)
     experiment(add("plan", run_plan, "show what a run would do, and play one episode with a random agent"))
     _add_env_commands(add)
-    arena = add("arena", run_arena, "try a topology on players of known strength")
-    arena.add_argument("--topology", default="even_graph")
-    arena.add_argument("--estimator", default=None)
-    arena.add_argument("--players", type=int, default=8)
-    arena.add_argument(
-        "--noise", type=float, default=0.5, help="judge noise, in standard deviations of the players' strength"
-    )
-    arena.add_argument("--seed", type=int, default=0)
+    _add_arena_commands(add)
     return parser
+
+
+def _add_eval_options(add: Any, experiment: Any) -> None:
+    evaluate = add("eval", run_eval, "play the held-out tasks with a model, and compare it with another or with a file")
+    experiment(evaluate)
+    evaluate.add_argument("--against", metavar="MODEL", help="model folder of the other side")
+    evaluate.add_argument(
+        "--reference", metavar="FILE", help="stored attempts as the other side, as --save writes them"
+    )
+    evaluate.add_argument("--attempts", type=int, default=1, metavar="K", help="attempts of a model at each task")
+    evaluate.add_argument(
+        "--judge", action="append", default=[], metavar="module:Class{JSON}",
+        help="one more judge, with its arguments as JSON; may be repeated",
+    )  # fmt: skip
+    evaluate.add_argument(
+        "--success", type=float, default=1.0, help="score that counts as a success in pass@k and pass^k"
+    )
+    evaluate.add_argument("--save", metavar="FILE", help="store our attempts for a later --reference")
+    evaluate.add_argument("--out", metavar="FILE", help="also write the report as JSON")
+
+
+def _add_arena_commands(add: Any) -> None:
+    arena = add("arena", None, "tournaments").add_subparsers(required=True, metavar="COMMAND")
+    simulate = add("simulate", run_arena_simulate, "how well each tournament ranks under a simulated judge", arena)
+    simulate.add_argument("--topology", nargs="+", default=None, metavar="NAME", help="default: all of them")
+    simulate.add_argument("--estimator", nargs="+", default=None, metavar="NAME", help="default: all that fit")
+    simulate.add_argument("--players", type=int, nargs="+", default=[16], metavar="N", help="players in a group")
+    simulate.add_argument(
+        "--judge", nargs="+", default=["margin"], metavar="KIND", help="margin, coarse, lapse, binary"
+    )
+    simulate.add_argument("--theta", type=float, nargs="+", default=[1.5], help="sharpness of the judge")
+    simulate.add_argument("--groups", type=int, default=200, help="simulated groups for each row")
+    simulate.add_argument("--orders", type=int, choices=(1, 2), default=None, help="how often each pair is asked")
+    simulate.add_argument("--missing", type=float, default=0.0, help="share of games without a verdict")
+    simulate.add_argument("--seed", type=int, default=0)
+    simulate.add_argument("--out", metavar="FILE", help="also write the rows as JSON")
+    show = add("show", run_arena_show, "draw the tournaments of a step of a run", arena)
+    show.add_argument("folder", metavar="RUN", help="run folder")
+    show.add_argument("step", type=int, nargs="?", default=None, help="default: the last step")
+    show.add_argument("--out", metavar="FILE", help="HTML file (default: RUN/arena/step-N.html)")
 
 
 def _add_env_commands(add: Any) -> None:
@@ -214,13 +243,15 @@ def run_train(arguments: argparse.Namespace) -> int:
 def run_eval(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from arenarl.training import evaluate_model, report_evaluation
+    from arenarl.evaluation import plan_evaluation, run_evaluation
 
-    config = load_config(arguments.experiment, arguments.overrides)
+    plan = plan_evaluation(
+        load_config(arguments.experiment, arguments.overrides), against=arguments.against, reference=arguments.reference,
+        attempts=arguments.attempts, judges=arguments.judge, success=arguments.success, save=arguments.save,
+        out=arguments.out,
+    )  # fmt: skip
     start_ray()
-    ours = evaluate_model(config, config.model_path)
-    theirs = evaluate_model(config, arguments.against) if arguments.against else None
-    report_evaluation(Console(), config, ours, theirs)
+    run_evaluation(plan, Console())
     return 0
 
 
@@ -298,16 +329,25 @@ def run_chat_check(arguments: argparse.Namespace) -> int:
     return 0 if check_model(arguments.model, Console()) else FAILED
 
 
-def run_arena(arguments: argparse.Namespace) -> int:
+def run_arena_simulate(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from arenarl.plan import try_topology
+    from arenarl.study import simulate
 
-    try_topology(
-        Console(), topology=arguments.topology, estimator=arguments.estimator, players=arguments.players,
-        noise=arguments.noise, seed=arguments.seed,
+    simulate(
+        Console(), topologies=arguments.topology, estimators=arguments.estimator, players=arguments.players,
+        kinds=arguments.judge, thetas=arguments.theta, groups=arguments.groups, seed=arguments.seed,
+        orders=arguments.orders, missing=arguments.missing, out=arguments.out,
     )  # fmt: skip
     return 0
+
+
+def run_arena_show(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from arenarl.arena_show import show
+
+    return show(Path(arguments.folder), arguments.step, Console(), out=Path(arguments.out) if arguments.out else None)
 
 
 if __name__ == "__main__":

@@ -206,8 +206,18 @@ class AgentConfig(AlgorithmConfig):
         return load_taskset(taskset_path(self.env), self.env_config)
 
     def build_judge(self) -> Judge:
-        """The judge that compares attempts. Raises ConfigError if it cannot be imported or built."""
-        return load_object(self.judge, "judge", **self.judge_config)
+        """The judge of attempts. Raises ConfigError if it cannot be imported or built, or cannot do what is asked of it."""
+        judge = load_object(self.judge, "judge", **self.judge_config)
+        self.check_judge(judge)
+        return judge
+
+    def check_judge(self, judge: Judge) -> None:
+        """For algorithms that need more of a judge than ``compare``. Raises ConfigError if it does not have that."""
+
+    @property
+    def greedy_first(self) -> bool:
+        """Whether member 0 of each group is decoded at temperature 0."""
+        return False
 
     @property
     def episodes_in_flight(self) -> int:

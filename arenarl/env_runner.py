@@ -19,6 +19,7 @@ from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from arenarl.chat import ChatRenderer
 from arenarl.engine import VLLMEngine
 from arenarl.env import UnicodeText
+from arenarl.judge import Judge
 from arenarl.rollout import Job, RolloutLimits, RolloutLoop, ScoreGroup
 from arenarl.types import Completion, Episode, EpisodeGroup, SamplingParams
 
@@ -45,9 +46,11 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
             prewarm=min(self.config.max_episodes, self.config.episodes_in_flight // max(1, self.config.num_env_runners)),
         )  # fmt: skip
         engine = VLLMEngine(self.config.engine_config(), engine_id=f"engine-{self.worker_index or 0}")
+        self.judge = self.config.build_judge()
         self.loop = RolloutLoop(
-            engine, load_renderer(self.config.model_path), self.taskset, scorer(self.config), limits
-        )
+            engine, load_renderer(self.config.model_path), self.taskset, scorer(self.config, self.judge), limits,
+            on_close=getattr(self.judge, "aclose", None),
+        )  # fmt: skip
         self.loop.start()
 
     # -- training ---------------------------------------------------------------------------------------------------
@@ -70,6 +73,8 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
             weights = ray.get(weights)
         seconds = self.loop.call(self.loop.engine.update_weights(weights, version, timeout_s=timeout_s), timeout_s + 10)
         self.version = version
+        if begin_step := getattr(self.judge, "begin_step", None):
+            begin_step(version)
         return seconds
 
     def canary(self, prompt_ids: Sequence[int], temperature: float, seed: int, timeout_s: float) -> Completion:
@@ -125,13 +130,15 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
         self.loop.close()
 
 
-def scorer(config: Any) -> ScoreGroup:
+def scorer(config: Any, judge: Judge) -> ScoreGroup:
     """The algorithm's ``score_group`` with its judge, as a function from a bare group to a scored one."""
-    judge = config.build_judge()
 
     async def score(group: EpisodeGroup) -> EpisodeGroup:
         scores = await config.algo_class.score_group(group, config, judge)
-        return replace(group, rewards=scores.rewards, advantages=scores.advantages, games=scores.games)
+        return replace(
+            group, rewards=scores.rewards, advantages=scores.advantages, games=scores.games, standings=scores.standings,
+            marks=scores.marks,
+        )  # fmt: skip
 
     return score
 

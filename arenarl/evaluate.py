@@ -1,4 +1,4 @@
-"""What an evaluation reports, with its uncertainty: win rate, mean difference, pass@k and pass^k.
+"""What an evaluation reports, with its uncertainty: win rate, share, mean, agreement of judges, pass@k and pass^k.
 
 Pure functions of numbers. A missing value (None or nan) is counted and left out, never replaced.
 """
@@ -39,19 +39,44 @@ class WinRate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanDifference:
-    """Mean of paired differences with its 95 % interval, in the unit of the data.
+class Share:
+    """``met`` of ``total``; ``low`` and ``high`` are the Wilson 95 % interval of ``rate``. All three nan of nothing."""
+
+    met: float
+    total: int
+    rate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean with its 95 % interval, in the unit of the data.
 
     Attributes:
-        pairs: pairs with both values.
-        missing: pairs left out because a value is missing.
+        count: values in the mean.
+        missing: values left out because they are missing.
     """
 
     mean: float
     low: float
     high: float
-    pairs: int
+    count: int
     missing: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How often two judges decided the same tasks alike: won, tied or lost.
+
+    Attributes:
+        share: tasks decided alike, of those that both judged.
+        kappa: Cohen's kappa, which is 0 for judges that agree as often as chance would have it; nan if chance alone
+            would have them agree always.
+    """
+
+    share: Share
+    kappa: float
 
 
 def win_rate(margins: Sequence[float | None]) -> WinRate:
@@ -75,48 +100,102 @@ def win_rate(margins: Sequence[float | None]) -> WinRate:
     )
 
 
-def _wilson(successes: int, trials: int) -> tuple[float, float, float]:
+def share(met: float, total: int, independent: int | None = None) -> Share:
+    """``met`` of ``total`` with the Wilson interval of ``independent`` trials (default: all of them).
+
+    Several attempts at a task are not independent. With the number of tasks the interval holds whatever they have in
+    common, and is too wide if that is nothing.
+    """
+    trials = total if independent is None else min(total, independent)
+    rate, low, high = _wilson(met / total * trials, trials) if total else (math.nan,) * 3
+    return Share(met=met, total=total, rate=rate, low=low, high=high)
+
+
+def mean_win_rate(judges: Sequence[WinRate]) -> Estimate:
+    """Mean of the win rates that several judges give the same tasks.
+
+    The interval is Wilson's for as many tasks as the judge with the fewest decided. It gains nothing from more judges,
+    as they look at the same attempts.
+
+    Returns:
+        ``missing`` counts judges that decided no task; they are left out.
+    """
+    known = [j for j in judges if j.wins + j.losses]
+    tasks = min((j.wins + j.losses for j in known), default=0)
+    mean = sum(j.rate for j in known) / len(known) if known else math.nan
+    _, low, high = _wilson(mean * tasks, tasks)
+    return Estimate(mean=mean, low=low, high=high, count=tasks, missing=len(judges) - len(known))
+
+
+def agreement(first: Sequence[float | None], second: Sequence[float | None]) -> Agreement:
+    """Agreement of two judges from their margins for the same tasks; tasks that one of them left open are left out.
+
+    Source of kappa: Cohen 1960.
+
+    Raises:
+        ConfigError: the two have different lengths.
+    """
+    _check_lengths(first, second)
+    both = np.array([_floats(first), _floats(second)])
+    a, b = np.sign(np.where(np.abs(both) <= FLOAT_NOISE, 0.0, both))[:, ~np.isnan(both).any(axis=0)]
+    n = len(a)
+    alike = share(int((a == b).sum()), n)
+    chance = sum(float((a == sign).mean() * (b == sign).mean()) for sign in (-1, 0, 1)) if n else math.nan
+    return Agreement(share=alike, kappa=(alike.rate - chance) / (1 - chance) if n and chance < 1 else math.nan)
+
+
+def _wilson(successes: float, trials: int) -> tuple[float, float, float]:
     if trials == 0:
         return math.nan, math.nan, math.nan
     rate, z2 = successes / trials, Z_95**2
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
-    half = Z_95 * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
+    half = Z_95 * math.sqrt(max(0.0, rate * (1 - rate)) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
     return rate, max(0.0, min(rate, centre - half)), min(1.0, max(rate, centre + half))
+
+
+def bootstrap_mean(
+    values: Sequence[float | None], *, shares: bool = False, samples: int = 10_000, seed: int = 0
+) -> Estimate:
+    """Mean over tasks with the percentile bootstrap over tasks; the same seed repeats the interval.
+
+    Args:
+        values: one for each task (average repeated attempts at a task first).
+        shares: all values are in [0, 1]. Where they are all equal, which leaves a bootstrap nothing to vary, the interval
+            is then Wilson's, which is wide enough for whatever the next tasks bring.
+
+    Returns:
+        Interval nan with fewer than 2 known values, mean nan with none. Without ``shares`` equal values have an interval
+        of no width, which is not to be believed.
+
+    Source: Efron and Tibshirani 1993, section 13.3.
+    """
+    numbers = _floats(values)
+    known = numbers[~np.isnan(numbers)]
+    low = high = math.nan
+    if shares and len(known) >= 2 and np.ptp(known) <= FLOAT_NOISE:
+        _, low, high = _wilson(float(known.sum()), len(known))
+    elif len(known) >= 2:
+        draws = np.random.default_rng(seed).integers(len(known), size=(samples, len(known)))
+        low, high = np.quantile(known[draws].mean(axis=1), [0.025, 0.975]).tolist()
+    return Estimate(
+        mean=float(known.mean()) if len(known) else math.nan,
+        low=low,
+        high=high,
+        count=len(known),
+        missing=len(numbers) - len(known),
+    )
 
 
 def bootstrap_mean_difference(
     after: Sequence[float | None], before: Sequence[float | None], *, samples: int = 10_000, seed: int = 0
-) -> MeanDifference:
-    """Mean of after - before over tasks, with the percentile bootstrap over tasks; the same seed repeats the interval.
-
-    Args:
-        after, before: one value for each task, in the same order (average repeated attempts at a task first).
-
-    Returns:
-        Interval nan with fewer than 2 complete pairs, mean nan with none.
+) -> Estimate:
+    """`bootstrap_mean` of after - before, for each task; tasks that miss one of the two are missing.
 
     Raises:
         ConfigError: the two have different lengths.
-
-    Source: Efron and Tibshirani 1993, section 13.3.
     """
-    if len(after) != len(before):
-        raise ConfigError(
-            f"{len(after)} values against {len(before)}: give one of each for every task, None if missing"
-        )
-    differences = _floats(after) - _floats(before)
-    known = differences[~np.isnan(differences)]
-    low = high = math.nan
-    if len(known) >= 2:
-        draws = np.random.default_rng(seed).integers(len(known), size=(samples, len(known)))
-        low, high = np.quantile(known[draws].mean(axis=1), [0.025, 0.975]).tolist()
-    return MeanDifference(
-        mean=float(known.mean()) if len(known) else math.nan,
-        low=low,
-        high=high,
-        pairs=len(known),
-        missing=len(differences) - len(known),
-    )
+    _check_lengths(after, before)
+    return bootstrap_mean((_floats(after) - _floats(before)).tolist(), samples=samples, seed=seed)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -148,6 +227,13 @@ def _check_counts(n: int, c: int, k: int) -> None:
         raise ConfigError(f"k={k} of n={n} attempts: k is 1..n, so ask for a smaller k or make more attempts")
     if not 0 <= c <= n:
         raise ConfigError(f"c={c} successes in n={n} attempts: c is 0..n")
+
+
+def _check_lengths(first: Sequence[float | None], second: Sequence[float | None]) -> None:
+    if len(first) != len(second):
+        raise ConfigError(
+            f"{len(first)} values against {len(second)}: give one of each for every task, None if missing"
+        )
 
 
 def _floats(values: Sequence[float | None]) -> NDArray[np.float64]:

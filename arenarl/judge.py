@@ -35,7 +35,7 @@ class RubricJudge:
     """Compares checklist scores: the margin of a game is the difference of ``Episode.score``.
 
     Args:
-        noise: standard deviation of normal noise on the margin, in units of the score; makes a programmatic checklist
+        noise: standard deviation of normal noise on a margin and on a mark, in units of the score; makes a programmatic checklist
             as unreliable as a model would be. It depends only on (seed, the two episode ids, their order), so a run
             repeats itself however its games are scheduled, and the two orders of a pair are two independent calls.
     """
@@ -48,6 +48,9 @@ class RubricJudge:
 
     async def compare(self, a: Episode, b: Episode, task: Task) -> Verdict | Abstention:
         return _verdict(a, b, a.score, b.score, self.noise * _normal(self.seed, a.episode_id, b.episode_id))
+
+    async def mark(self, a: Episode, task: Task, repeat: int = 0) -> Mark | Abstention:
+        return _mark(a, a.score, self.noise * _normal(self.seed, a.episode_id, f"mark {repeat}"))
 
 
 class OracleJudge:
@@ -63,14 +66,21 @@ class OracleJudge:
     async def compare(self, a: Episode, b: Episode, task: Task) -> Verdict | Abstention:
         return _verdict(a, b, self.quality(a), self.quality(b))
 
+    async def mark(self, a: Episode, task: Task, repeat: int = 0) -> Mark | Abstention:
+        return _mark(a, self.quality(a))
+
 
 def _verdict(
     a: Episode, b: Episode, score_a: float | None, score_b: float | None, noise: float = 0.0
 ) -> Verdict | Abstention:
     missing = [e.episode_id for e, score in ((a, score_a), (b, score_b)) if score is None]
     if score_a is None or score_b is None:
-        return Abstention(reason=f"no score for {' and '.join(missing)}")
+        return Abstention(reason=f"no_score: {' and '.join(missing)}")
     return Verdict(score_a=score_a + noise / 2, score_b=score_b - noise / 2)
+
+
+def _mark(a: Episode, score: float | None, noise: float = 0.0) -> Mark | Abstention:
+    return Abstention(reason=f"no_score: {a.episode_id}") if score is None else Mark(score=score + noise)
 
 
 def _normal(seed: int, *names: str) -> float:

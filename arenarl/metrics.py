@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from arenarl.arena_metrics import arena_metrics
 from arenarl.batching import BatchStats
-from arenarl.types import Abstention, Episode, EpisodeGroup, Outcome
+from arenarl.types import Episode, EpisodeGroup, Outcome
 
 
 class StepClock:
@@ -55,22 +56,20 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 def group_metrics(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
     """Reward, health of the groups, tokens and cost of a step."""
     episodes = episodes_of(groups)
-    games = [game for group in groups for game in group.games]
     sampled, tokens = sum(e.num_sampled for e in episodes), sum(e.num_tokens for e in episodes)
     return {
         **episode_metrics(episodes),
         **mean("group/flat_share", [g.flat for g in groups]),
         **mean("group/incomplete_share", [any(a is None for a in g.advantages) for g in groups]),
         **mean("group/failed_share", [e.outcome is Outcome.FAILED for e in episodes]),
-        **mean("group/abstained_game_share", [isinstance(g.result, Abstention) for g in games]),
         "group/reforks": float(sum(e.reforks for e in episodes)),
         "tokens/sampled": float(sampled),
         "tokens/total": float(tokens),
         **mean("tokens/per_episode", [e.num_tokens for e in episodes]),
         **mean("tokens/truncated_share", [e.outcome is Outcome.TRUNCATED for e in episodes]),
         **mean("time/group", [g.seconds for g in groups]),
-        "cost/judge_games": float(len(games)),
         "cost/tool_calls": float(sum(len(e.trajectory.events) for e in episodes)),
+        **arena_metrics(groups),
     }
 
 

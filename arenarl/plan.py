@@ -1,21 +1,16 @@
-"""Looks before the leap: what a run would do, and how a topology ranks."""
+"""A look before the leap: what a run would do."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from arenarl.arena import run_tournament
 from arenarl.config import AgentConfig
-from arenarl.errors import ConfigError
 from arenarl.preflight import check_listing, training_tasks, wanted_resources
 from arenarl.random_agent import play_random
-from arenarl.types import Verdict
 
 
 def show_plan(config: AgentConfig, console: Console) -> None:
@@ -69,36 +64,3 @@ def _table(title: str, rows: dict[str, Any]) -> Table:
     for name, value in rows.items():
         table.add_row(f"[dim]{name}[/]", str(value))
     return table
-
-
-def try_topology(
-    console: Console, *, topology: str, estimator: str | None, players: int, noise: float, seed: int
-) -> None:
-    """Play a tournament between players of normal strength under a judge with normal noise, and show how they came out."""
-    if not 0 <= noise < math.inf:
-        raise ConfigError(f"noise={noise!r} is refused; give 0 or a positive number")
-    rng = np.random.default_rng(seed)
-    strength = rng.normal(size=max(players, 0))
-
-    async def compare(i: int, j: int) -> Verdict:
-        return Verdict(
-            score_a=strength[i] + rng.normal(scale=noise / math.sqrt(2)),
-            score_b=strength[j] + rng.normal(scale=noise / math.sqrt(2)),
-        )
-
-    result = asyncio.run(run_tournament(topology, players, compare, estimator=estimator, seed=seed))
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("player", "strength", "games", "rank", "reward", "advantage"):
-        table.add_column(heading, justify="right")
-    for player in np.argsort(result.ranks, kind="stable"):
-        games = sum(int(player) in (g.i, g.j) for g in result.games)
-        table.add_row(
-            str(player), f"{strength[player]:.2f}", str(games), f"{result.ranks[player]:g}", f"{result.rewards[player]:.3f}",
-            f"{result.advantages[player]:+.3f}",
-        )  # fmt: skip
-    console.print(table)
-    agreement = np.corrcoef(strength, result.advantages)[0, 1]
-    console.print(
-        f"{result.topology} with {result.estimator}: {len(result.games)} games in {result.rounds} rounds, correlation of advantage "
-        f"and strength {agreement:.3f}"
-    )

@@ -222,13 +222,20 @@ class RolloutLoop:
     Args:
         engine: not yet started; the loop starts it and shuts it down.
         score_group: gives a finished group its rewards and advantages.
+        on_close: runs on the loop when it ends: what ``score_group`` holds is taken down.
     """
 
     def __init__(
-        self, engine: Engine, renderer: ChatRenderer, taskset: TaskSet, score_group: ScoreGroup, limits: RolloutLimits
+        self,
+        engine: Engine,
+        renderer: ChatRenderer,
+        taskset: TaskSet,
+        score_group: ScoreGroup,
+        limits: RolloutLimits,
+        on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.engine, self.renderer, self.taskset, self.limits = engine, renderer, taskset, limits
-        self._score_group = score_group
+        self._score_group, self._on_close = score_group, on_close
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
         self._ready: Future[None] = Future()
@@ -334,8 +341,12 @@ class RolloutLoop:
             for task in (warming, *self._tasks):
                 task.cancel()
             await asyncio.gather(warming, *self._tasks, return_exceptions=True)
-            await self._hub.aclose()
-            await self.engine.shutdown()
+            try:
+                if self._on_close:
+                    await self._on_close()
+            finally:
+                await self._hub.aclose()
+                await self.engine.shutdown()
 
     async def _prewarm(self) -> None:
         """Start pooled servers ahead; what goes wrong here goes wrong again in an episode, which reports it."""

@@ -16,6 +16,7 @@ Floats survive the round trip exactly; numbers that are not finite become null; 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import math
 import os
@@ -25,15 +26,16 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from arenarl.drawing import step_page
 from arenarl.errors import ConfigError
 from arenarl.jsonl import dumps, plain, read_jsonl
 from arenarl.traces import EpisodeTrace, column_text, write_trace
-from arenarl.types import Episode, EpisodeGroup
+from arenarl.types import Abstention, Episode, EpisodeGroup, Game, Mark, Verdict
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -89,8 +91,24 @@ def episode_record(group: EpisodeGroup, index: int, *, step: int) -> dict[str, A
 
 
 def group_record(group: EpisodeGroup, *, step: int) -> dict[str, Any]:
-    """The line of a group: as `EpisodeGroup`, with the ids of its episodes in place of the episodes."""
-    return {"step": step, **plain(group), "episodes": [e.episode_id for e in group.episodes]}
+    """The line of a group: as `EpisodeGroup`, with the ids of its episodes in place of the episodes.
+
+    What a judge's answer leaves empty (no words, no tokens, no halves) is left out of it.
+    """
+    record = {"step": step, **plain(group), "episodes": [e.episode_id for e in group.episodes]}
+    record["games"] = [_lean_game(game) for game in group.games]
+    record["marks"] = [[_lean(mark) for mark in given] for given in group.marks]
+    return record
+
+
+def _lean_game(game: Game) -> dict[str, Any]:
+    halves = {"halves": [_lean(half) for half in game.halves]} if game.halves else {}
+    return {"i": game.i, "j": game.j, "round": game.round, "result": _lean(game.result), "seconds": game.seconds} | halves
+
+
+def _lean(answer: Verdict | Abstention | Mark) -> dict[str, Any]:
+    """A judge's answer without its empty fields; a score of 0 stays."""
+    return {name: value for name, value in plain(answer).items() if value or name.startswith("score")}
 
 
 class RunFolder:
@@ -239,6 +257,11 @@ class MLflowTracker:
         """Copies a folder in Hugging Face format to the run's artifacts, under `model/`. Keep it until `close`."""
         self._put(lambda: self._open().log_artifacts(str(self.run_id), str(path), "model"))
 
+    def log_tournaments(self, groups: Sequence[EpisodeGroup], *, step: int) -> None:
+        """One page with the drawings of the step's tournaments, among the artifacts of the run; nothing without games."""
+        if any(group.games for group in groups):
+            self._put(lambda: self._write_tournaments(groups, step))
+
     def log_episode_trace(
         self, episode: Episode, group: EpisodeGroup, *, reward: float | None, advantage: float | None, step: int
     ) -> None:
@@ -325,6 +348,10 @@ class MLflowTracker:
 
         rows = [Metric(clean_name(k), float(v), now, step) for k, v in values.items() if math.isfinite(v)]
         self._open().log_batch(str(self.run_id), metrics=rows)
+
+    def _write_tournaments(self, groups: Sequence[EpisodeGroup], step: int) -> None:
+        page = step_page([json.loads(dumps(group_record(group, step=step))) for group in groups])
+        self._open().log_text(str(self.run_id), page, f"arena/step-{step:05d}.html")
 
     def _write_trace(self, trace: EpisodeTrace) -> None:
         self._open()

@@ -18,14 +18,11 @@ from rich.console import Console
 from transformers.utils.logging import disable_progress_bar
 
 from arenarl.algorithm import AgentAlgorithm, Interrupted
-from arenarl.comparison import compare_attempts, evaluation_judge
+from arenarl.comparison import HELD_OUT_SEED, compare_attempts, evaluation_judge
 from arenarl.config import AgentConfig
 from arenarl.console import BeforeAfter, TrainingDisplay, before_after_table, side_by_side
-from arenarl.metrics import episode_metrics
 from arenarl.tracking import ui_command
 from arenarl.types import Episode
-
-HELD_OUT_SEED = 0
 
 
 class StopRequest:
@@ -86,42 +83,6 @@ def train(config: AgentConfig, console: Console | None = None) -> dict[str, Any]
             raise
         finally:
             algorithm.stop()
-
-
-def evaluate_model(config: AgentConfig, model_path: str) -> list[Episode]:
-    """One attempt of a model at each held-out task of an experiment."""
-    config = config.copy(copy_frozen=False)
-    config.update_from_dict({"model_path": model_path, "run_dir": None})
-    algorithm = config.build_algo()
-    try:
-        tasks = algorithm.taskset.tasks("heldout", config.evaluation_duration, seed=HELD_OUT_SEED)
-        return algorithm.play(tasks, name="eval", seed=HELD_OUT_SEED)
-    finally:
-        algorithm.stop()
-
-
-def report_evaluation(
-    console: Console, config: AgentConfig, ours: Sequence[Episode], theirs: Sequence[Episode] | None
-) -> None:
-    """Scores by kind of task, and against a second model the win rate."""
-    kinds = {e.task.kind: [] for e in ours}
-    for episode in ours:
-        kinds[episode.task.kind].append(episode)
-    for kind, episodes in [*kinds.items(), ("all", list(ours))]:
-        values = episode_metrics(episodes)
-        console.print(
-            f"{kind:10} n {len(episodes):4}  " + "  ".join(f"{k.partition('/')[2]} {v:.3f}" for k, v in values.items()),
-            soft_wrap=True,
-        )
-    if theirs is not None:
-        judge, name = evaluation_judge(config.build_taskset(), config)
-        result = compare_attempts(judge, theirs, ours)
-        low, high = result["win_rate_ci"]
-        console.print(
-            f"win rate over the second model {result['win_rate']:.3f} of decided games ({low:.3f} to {high:.3f}), "
-            f"{result['wins']} won, {result['losses']} lost, {result['ties']} tied; judge: {name}",
-            soft_wrap=True,
-        )
 
 
 def _train(algorithm: AgentAlgorithm, console: Console) -> dict[str, Any]:

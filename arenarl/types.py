@@ -194,8 +194,11 @@ class Episode:
 
     @property
     def rankable(self) -> bool:
-        """Whether it may meet others in a tournament: it ended by itself or at a limit of the policy's making."""
-        return self.outcome in (Outcome.SCORED, Outcome.TRUNCATED)
+        """Whether it may meet others in a tournament: it ended by itself or at a limit of the policy's making.
+
+        An abstained checklist does not stand in the way: a judge may read what no checklist can score.
+        """
+        return self.outcome is not Outcome.FAILED
 
     @property
     def num_sampled(self) -> int:
@@ -341,6 +344,7 @@ class EpisodeGroup:
         advantages: [G] None exactly where the episode is not trained on.
         games: the record of the tournament, empty for algorithms without one. Indices are members.
         standings: what the tournament made of them; None for algorithms without one.
+        marks: [G, K] what a judge gave each attempt alone; empty for algorithms that do not ask for it.
         version: weight version when the group was admitted.
     """
 
@@ -352,6 +356,7 @@ class EpisodeGroup:
     advantages: tuple[float | None, ...] = ()
     games: tuple[Game, ...] = ()
     standings: Standings | None = None
+    marks: tuple[tuple[Mark | Abstention, ...], ...] = ()
     seconds: float = 0.0
 
     @property

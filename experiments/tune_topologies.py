@@ -24,7 +24,7 @@ def tuner() -> tune.Tuner:
             "max_tokens": 64,
             "lr": 3e-4,
             "num_env_runners": 1,
-            "topology": tune.grid_search(["even_graph", "seeded_elimination"]),
+            "topology": tune.grid_search(["even_graph", "single_elimination"]),
         },
         tune_config=tune.TuneConfig(metric="reward/score_mean", mode="max"),
         run_config=tune.RunConfig(

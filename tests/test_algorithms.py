@@ -9,10 +9,13 @@ import pytest
 from arenarl.algorithm import AgentAlgorithm
 from arenarl.algorithms.arena_rl import ArenaRL, ArenaRLConfig
 from arenarl.algorithms.grpo import GRPO, GRPOConfig
+from arenarl.arena import resolve
 from arenarl.config import AgentConfig
 from arenarl.errors import ConfigError
+from arenarl.estimators import ESTIMATORS
+from arenarl.gates import DEFAULT_GATES as GATES
 from arenarl.judge import RubricJudge
-from arenarl.types import Abstention, Episode, EpisodeGroup, Outcome, Task, Trajectory
+from arenarl.types import Abstention, Episode, EpisodeGroup, Mark, Outcome, Task, Trajectory, Verdict
 
 TASK = Task(task_id="t", kind="k", prompt="p")
 MODEL = "experiments/tiny_agent/model"
@@ -72,14 +75,104 @@ async def test_arena_under_a_judge_outage_gives_nothing():
             return Abstention(reason="down")
 
     scores = await ArenaRL.score_group(group(0.9, 0.1, 0.5), arena(), Down())
-    assert scores.advantages == (None, None, None)
+    assert (scores.rewards, scores.advantages) == ((None,) * 3, (0.0,) * 3)
+    assert [game.result.kind for game in scores.games] == ["down"] * 3
 
 
-async def test_truncated_attempts_are_ranked():
-    episodes = group(0.9, 0.1)
-    cut = replace(episodes, episodes=(episodes.episodes[0], replace(episodes.episodes[1], outcome=Outcome.TRUNCATED)))
-    scores = await ArenaRL.score_group(cut, arena(), RubricJudge())
-    assert scores.advantages == pytest.approx((1.0, -1.0), abs=1e-3)
+def silence(episodes: EpisodeGroup, *members: int, outcome: Outcome = Outcome.SCORED) -> EpisodeGroup:
+    """The group with members that gave no answer."""
+    changed = [
+        replace(e, outcome=outcome, trajectory=replace(e.trajectory, answer=None)) if e.member in members else e
+        for e in episodes.episodes
+    ]
+    return replace(episodes, episodes=tuple(changed))
+
+
+async def test_attempts_without_an_answer_share_the_last_place_without_a_game():
+    episodes = silence(group(0.9, 1.0, 0.5, 0.95), 1, 3, outcome=Outcome.TRUNCATED)
+    scores = await ArenaRL.score_group(episodes, arena(topology="round_robin"), RubricJudge())
+    assert scores.rewards == pytest.approx((1.0, 1 / 6, 2 / 3, 1 / 6))  # ranks 0, 2.5, 1, 2.5
+    assert {member for game in scores.games for member in (game.i, game.j)} == {0, 2}
+    assert scores.standings.gated == ("", "truncated", "", "truncated")
+    by_score = await ArenaRL.score_group(silence(group(0.9, 1.0, 0.5), 1), arena(), RubricJudge())
+    assert by_score.rewards == pytest.approx((0.2, -0.4, -0.2))  # one standard deviation, 0.2, below the worst
+
+
+async def test_a_gate_may_leave_attempts_out_or_let_them_play():
+    episodes = silence(group(0.9, 1.0, 0.5), 1)
+    out = await ArenaRL.score_group(episodes, arena(gates=GATES | {"no_answer": "out"}), RubricJudge())
+    assert out.advantages == pytest.approx((1.0, None, -1.0), abs=1e-3)
+    play = await ArenaRL.score_group(episodes, arena(gates=GATES | {"no_answer": "play"}), RubricJudge())
+    assert play.advantages[1] == max(play.advantages)
+
+
+async def test_one_answer_among_silent_attempts_wins_without_a_game_and_silence_alone_is_flat():
+    one = await ArenaRL.score_group(silence(group(0.1, 0.9, 0.9), 1, 2), arena(), RubricJudge())
+    assert one.games == () and one.advantages == pytest.approx((1.414, -0.707, -0.707), abs=1e-3)
+    none = await ArenaRL.score_group(silence(group(0.1, 0.9), 0, 1), arena(), RubricJudge())
+    assert none.advantages == (0.0, 0.0)
+
+
+async def test_a_judge_ranks_attempts_that_no_checklist_could_score():
+    class Longest:
+        async def compare(self, a, b, task):
+            return Verdict(score_a=len(a.trajectory.answer), score_b=len(b.trajectory.answer))
+
+    words = ("a", "aaa", "aa")
+    episodes = [
+        replace(e, outcome=Outcome.ABSTAINED, score=None, trajectory=replace(e.trajectory, answer=w))
+        for e, w in zip(group(0, 0, 0).episodes, words, strict=True)
+    ]
+    bare = replace(group(0, 0, 0), episodes=tuple(episodes))
+    scores = await ArenaRL.score_group(bare, arena(topology="round_robin"), Longest())
+    assert scores.rewards == (0.0, 1.0, 0.5)
+
+
+async def test_unstandardised_scores_let_a_group_of_near_equals_weigh_little():
+    near = await ArenaRL.score_group(group(0.50, 0.51, 0.49), arena(standardise=False), RubricJudge())
+    far = await ArenaRL.score_group(group(0.5, 0.6, 0.4), arena(standardise=False), RubricJudge())
+    assert near.advantages == pytest.approx((0.0, 0.01, -0.01)) and far.advantages == pytest.approx((0.0, 0.1, -0.1))
+
+
+async def test_standings_say_how_the_games_were_read():
+    standings = (await ArenaRL.score_group(group(0.1, 0.9, 0.5), arena(orders=2), RubricJudge())).standings
+    assert (standings.topology, standings.estimator, standings.orders) == ("even_graph", "margin_ls", 2)
+    assert standings.ranks == (2.0, 0.0, 1.0) and standings.stderr == (0.0, 0.0, 0.0)
+
+
+def test_the_papers_setting_is_one_word():
+    paper = arena(topology="single_elimination")
+    assert resolve(paper.topology, paper.estimator, paper.orders)[2:] == (ESTIMATORS["paper"], 2)
+    assert paper.greedy_first and not arena().greedy_first and not arena(topology="swiss").greedy_first
+
+
+class Fifths:
+    """Marks an attempt with its score, one fifth of a point more at each repeat; abstains from a score of 0."""
+
+    async def compare(self, a, b, task):
+        raise AssertionError("nobody asked for games")
+
+    async def mark(self, a, task, repeat=0):
+        return Mark(score=a.score + repeat / 5) if a.score else Abstention(reason="zero")
+
+
+async def test_grpo_takes_the_mean_of_a_judges_marks():
+    scores = await GRPO.score_group(group(1.0, 0.5, 0.0, 0.9, failed=(3,)), GRPOConfig().training(marks=2), Fifths())
+    assert scores.rewards == pytest.approx((1.1, 0.6, None, None))
+    assert scores.advantages == pytest.approx((1.0, -1.0, None, None), abs=1e-4)
+    assert [len(given) for given in scores.marks] == [2, 2, 2, 0]
+
+
+def test_a_judge_that_cannot_mark_is_refused_where_marks_are_asked_for():
+    config = GRPOConfig().training(marks=2).judging(judge="tests.test_algorithms:ComparesOnly")
+    with pytest.raises(ConfigError, match="has no method mark"):
+        config.build_judge()
+    assert type(config.training(marks=0).build_judge()).__name__ == "ComparesOnly"
+
+
+class ComparesOnly:
+    async def compare(self, a, b, task):
+        return Abstention(reason="none")
 
 
 @pytest.mark.parametrize("file", sorted(p.stem for p in Path("algorithms").glob("[a-z]*.py")))

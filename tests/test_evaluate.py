@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arenarl.errors import ConfigError
-from arenarl.evaluate import bootstrap_mean_difference, pass_at_k, pass_hat_k, win_rate
+from arenarl.evaluate import (
+    agreement,
+    bootstrap_mean,
+    bootstrap_mean_difference,
+    mean_win_rate,
+    pass_at_k,
+    pass_hat_k,
+    share,
+    win_rate,
+)
 
 
 def test_win_rate_is_over_decided_games():
@@ -54,7 +63,7 @@ def test_win_rate_of_the_other_side_is_the_mirror_image(margins):
 def test_mean_difference_pairs_tasks_and_counts_gaps():
     result = bootstrap_mean_difference([0.5, 0.75, None, 1.0], [0.25, 0.5, 0.9, math.nan])
     assert (result.mean, result.low, result.high) == (0.25, 0.25, 0.25)
-    assert (result.pairs, result.missing) == (2, 2)
+    assert (result.count, result.missing) == (2, 2)
 
 
 def test_bootstrap_interval_agrees_with_the_normal_one_and_repeats():
@@ -76,6 +85,62 @@ def test_too_few_pairs_have_no_interval_and_unequal_lengths_are_refused():
     assert math.isnan(none.mean)
     with pytest.raises(ConfigError, match="2 values against 1"):
         bootstrap_mean_difference([1.0, 2.0], [1.0])
+
+
+def test_a_share_has_the_interval_of_its_independent_trials():
+    assert (share(7, 10).low, share(7, 10).high) == (pytest.approx(0.39678, abs=1e-4), pytest.approx(0.89221, abs=1e-4))
+    attempts = share(14, 20, independent=10)
+    assert (attempts.rate, attempts.met, attempts.total) == (0.7, 14, 20)
+    assert (attempts.low, attempts.high) == pytest.approx((share(7, 10).low, share(7, 10).high))
+    assert math.isnan(share(0, 0).rate) and math.isnan(share(0, 0, independent=0).high)
+
+
+def test_equal_shares_have_wilsons_interval_and_other_equal_values_none():
+    certain = bootstrap_mean([1.0] * 10, shares=True)
+    assert (certain.mean, certain.high) == (1.0, 1.0)
+    assert certain.low == pytest.approx(10 / (10 + 1.96**2), abs=1e-4)
+    assert bootstrap_mean([1.0] * 10).low == 1.0
+    assert bootstrap_mean([0.0, 1.0], shares=True) == bootstrap_mean([0.0, 1.0])
+
+
+def test_the_mean_of_two_judges_has_the_interval_of_the_one_that_decided_less():
+    eight, six = win_rate([1.0] * 8 + [-1.0] * 2), win_rate([1.0] * 6 + [-1.0] * 10)
+    mean = mean_win_rate([eight, six, win_rate([0.0, None])])
+    assert mean.mean == pytest.approx((0.8 + 0.375) / 2)
+    assert (mean.count, mean.missing) == (10, 1)
+    wilson = share(5.875, 10)
+    assert (mean.low, mean.high) == pytest.approx((wilson.low, wilson.high))
+    assert math.isnan(mean_win_rate([win_rate([])]).mean)
+
+
+def test_kappa_by_hand():
+    # both judged 6 tasks: alike in 4; first judge 3 won 2 tied 1 lost, second 3 won 1 tied 2 lost
+    first = [2.0, 1.0, 0.1, 0.0, 1e-12, -1.0, 1.0, None]
+    second = [9.0, 1.0, -2.0, 0.0, 3.0, -0.5, math.nan, 1.0]
+    result = agreement(first, second)
+    assert (result.share.met, result.share.total) == (4, 6)
+    chance = (3 * 3 + 2 * 1 + 1 * 2) / 36
+    assert result.kappa == pytest.approx((4 / 6 - chance) / (1 - chance))
+
+
+def test_kappa_needs_tasks_and_judges_that_could_differ():
+    assert math.isnan(agreement([1.0, 2.0], [1.0, 3.0]).kappa) and agreement([1.0], [2.0]).share.rate == 1.0
+    assert math.isnan(agreement([None], [1.0]).share.rate) and math.isnan(agreement([], []).kappa)
+    with pytest.raises(ConfigError, match="1 values against 2"):
+        agreement([1.0], [1.0, 2.0])
+
+
+MARGINS = st.lists(st.tuples(*[st.none() | st.sampled_from([-1.0, 0.0, 0.5])] * 2), max_size=30)
+
+
+@given(MARGINS)
+def test_agreement_is_symmetric_and_blind_to_who_is_called_ours(pairs):
+    a, b = [p[0] for p in pairs], [p[1] for p in pairs]
+    mirrored = agreement([None if x is None else -x for x in b], [None if x is None else -x for x in a])
+    assert mirrored.share == agreement(a, b).share
+    assert mirrored.kappa == pytest.approx(agreement(a, b).kappa, nan_ok=True)
+    if {-1.0, 0.5} <= {x for x, y in pairs if y is not None}:
+        assert agreement([x for x, y in pairs if y is not None], [x for x, y in pairs if y is not None]).kappa == 1.0
 
 
 def test_pass_at_k_and_pass_hat_k_of_two_in_five():

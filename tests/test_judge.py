@@ -6,7 +6,7 @@ import pytest
 
 from arenarl.errors import ConfigError
 from arenarl.judge import OracleJudge, RubricJudge
-from arenarl.types import Abstention, Episode, Outcome, Task, Trajectory, Verdict
+from arenarl.types import Abstention, Episode, Mark, Outcome, Task, Trajectory, Verdict
 
 TASK = Task(task_id="t", kind="k", prompt="p")
 
@@ -39,7 +39,7 @@ async def test_rubric_judge_takes_the_difference_of_checklist_scores():
 async def test_rubric_judge_abstains_without_a_score_and_says_whose(scores):
     names = [name for name, score in zip("ab", scores, strict=True) if score is None]
     verdict = await RubricJudge(noise=1.0).compare(episode("a", scores[0]), episode("b", scores[1]), TASK)
-    assert verdict == Abstention(reason=f"no score for {' and '.join(names)}")
+    assert verdict == Abstention(reason=f"no_score: {' and '.join(names)}")
 
 
 async def test_noise_depends_only_on_seed_and_episode_ids():
@@ -76,4 +76,14 @@ async def test_oracle_compares_a_hidden_quality_and_abstains_where_it_is_unknown
     oracle = OracleJudge(lambda e: len(e.trajectory.answer) if e.trajectory.answer else None)
     long, short, none = episode("a", 0.0, "long"), episode("b", 1.0, "no"), episode("c", 1.0)
     assert await margin(oracle, long, short) == 2
-    assert await oracle.compare(none, long, TASK) == Abstention(reason="no score for c")
+    assert await oracle.compare(none, long, TASK) == Abstention(reason="no_score: c")
+
+
+async def test_marks_of_one_attempt_are_its_score_and_repeats_are_independent():
+    a, unscored = episode("a", 0.4), episode("b", None)
+    assert await RubricJudge().mark(a, TASK) == Mark(score=0.4)
+    assert await RubricJudge().mark(unscored, TASK) == Abstention(reason="no_score: b")
+    noisy = RubricJudge(noise=0.2)
+    assert (await noisy.mark(a, TASK, repeat=0)).score != (await noisy.mark(a, TASK, repeat=1)).score
+    assert await noisy.mark(a, TASK, repeat=1) == await RubricJudge(noise=0.2).mark(a, TASK, repeat=1)
+    assert await OracleJudge(lambda e: 7.0).mark(a, TASK) == Mark(score=7.0)

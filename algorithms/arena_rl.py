@@ -30,6 +30,7 @@ from arenarl.errors import ConfigError
 from arenarl.gates import DEFAULT_GATES, below, check_gates, sort_out
 from arenarl.judge import Judge
 from arenarl.rollout import derive_seed
+from arenarl.topologies import Topology
 from arenarl.types import Abstention, EpisodeGroup, Standings, Verdict
 
 GREEDY = ("anchor", "single_elimination")
@@ -41,48 +42,46 @@ class ArenaRL(AgentAlgorithm):
 
     @staticmethod
     async def score_group(group: EpisodeGroup, config: ArenaRLConfig, judge: Judge) -> Scores:
-        field, size = sort_out(group.episodes, config.gates), len(group.episodes)
-        players, last = list(field.players), list(field.last)
         topology, _, estimator, orders = resolve(config.topology, config.estimator, config.orders)
-        seed = derive_seed(config.seed, group.group_id)
-        scores, stderr, games = np.full(size, np.nan), np.full(size, np.nan), ()
+        seed, field = derive_seed(config.seed, group.group_id), sort_out(group.episodes, config.gates)
+        players = field.players
 
         async def compare(i: int, j: int) -> Verdict | Abstention:
             return await judge.compare(group.episodes[players[i]], group.episodes[players[j]], group.task)
 
         if len(players) > 1:
             played = await run_tournament(
-                topology, len(players), compare, estimator=estimator, seed=seed, orders=orders
+                config.topology, len(players), compare, estimator=estimator, seed=seed, orders=orders
             )
-            scores[players], stderr[players], games = played.scores, played.stderr, played.games
-        elif last:
-            scores[players] = 0.0  # alone above those placed last
-        scores[last] = below(scores)
+            scores, stderr, games = played.scores, played.stderr, played.games
+        else:  # nobody to meet, but above those placed last
+            scores, stderr, games = np.zeros(len(players)), np.full(len(players), np.nan), ()
+        scores = np.append(scores, [below(scores)] * len(field.last))
+        stderr = np.append(stderr, [math.nan] * len(field.last))
         ranks, rewards, advantages = rate(scores, config.rewards or estimator.rewards, config.standardise)
-        if len(players) + len(last) < 2:
-            advantages[:] = np.nan  # nobody to compare with
-        advantages[[m for m in range(size) if m not in players + last]] = np.nan
+
+        def by_member(values: NDArray[np.float64]) -> tuple[float | None, ...]:
+            """None: not ranked, no information, or nobody to compare with."""
+            ranked = zip(players + field.last, values.tolist(), strict=True)
+            known = {member: value for member, value in ranked if len(values) > 1 and not math.isnan(value)}
+            return tuple(known.get(member) for member in range(len(group.episodes)))
+
         return Scores(
-            rewards=_known(rewards),
-            advantages=_known(advantages),
+            rewards=by_member(rewards),
+            advantages=by_member(advantages),
             games=tuple(replace(game, i=players[game.i], j=players[game.j]) for game in games),
             standings=Standings(
-                topology=topology, estimator=estimator.name, orders=orders, seed=seed, scores=_known(scores),
-                stderr=_known(stderr), ranks=_known(ranks), gated=field.gated,
+                topology=topology, estimator=estimator.name, orders=orders, seed=seed, scores=by_member(scores),
+                stderr=by_member(stderr), ranks=by_member(ranks), gated=field.gated,
             ),
         )  # fmt: skip
-
-
-def _known(values: NDArray[np.float64]) -> tuple[float | None, ...]:
-    """nan, no information, as None."""
-    return tuple(None if math.isnan(value) else value for value in values.tolist())
 
 
 class ArenaRLConfig(AgentConfig):
     """Configuration of `ArenaRL`.
 
     Fields of its own, set by ``arena()``:
-        topology: a name in `arenarl.topologies.TOPOLOGIES`.
+        topology: a name in `arenarl.topologies.TOPOLOGIES`, or a plan of your own.
         estimator: a name in `arenarl.estimators.ESTIMATORS`, None for the topology's own.
         orders: 1 or 2, how often each pair is asked; None for the topology's own.
         rewards: "rank" (1 - rank / (N - 1)) or "score" (the estimator's), None for the estimator's own.
@@ -98,7 +97,7 @@ class ArenaRLConfig(AgentConfig):
 
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class=algo_class or ArenaRL)
-        self.topology = "even_graph"
+        self.topology: str | Topology = "even_graph"
         self.estimator: str | None = None
         self.orders: int | None = None
         self.rewards: str | None = None

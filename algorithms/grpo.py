@@ -9,10 +9,11 @@ per episode and then over episodes.
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import Any
 
 from arenarl.algorithm import AgentAlgorithm, Scores
+from arenarl.arena import answer_of, together
 from arenarl.config import AgentConfig
 from arenarl.errors import ConfigError
 from arenarl.functional import group_advantages
@@ -26,11 +27,12 @@ class GRPO(AgentAlgorithm):
     @staticmethod
     async def score_group(group: EpisodeGroup, config: GRPOConfig, judge: Any) -> Scores:
         async def marks_of(episode: Episode) -> tuple[Mark | Abstention, ...]:
-            if not episode.rankable:
-                return ()
-            return tuple(await asyncio.gather(*(judge.mark(episode, group.task, k) for k in range(config.marks))))
+            questions = [
+                partial(judge.mark, episode, group.task, k) for k in range(config.marks if episode.rankable else 0)
+            ]
+            return tuple(await together(answer_of(q, Mark, f"marking {episode.episode_id}") for q in questions))
 
-        marks = tuple(await asyncio.gather(*map(marks_of, group.episodes))) if config.marks else ()
+        marks = tuple(await together(map(marks_of, group.episodes))) if config.marks else ()
         rewards = [mean_mark(given) for given in marks] or [e.score if e.rankable else None for e in group.episodes]
         return Scores(rewards=tuple(rewards), advantages=tuple(group_advantages(rewards)), marks=marks)
 

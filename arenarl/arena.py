@@ -23,15 +23,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arenarl.errors import ConfigError, JudgeError, boundary
-from arenarl.estimators import ESTIMATORS, Estimator, Rewards, ranks, win_share
+from arenarl.estimators import ESTIMATORS, Estimator, Fit, Rewards, ranks, win_share
 from arenarl.functional import group_advantages, rank_rewards
-from arenarl.topologies import PAPER_TOPOLOGIES, TOPOLOGIES, Pair, Topology
-from arenarl.types import Abstention, Game, Verdict
+from arenarl.topologies import PAPER_TOPOLOGIES, TOPOLOGIES, Pair, Plan, Topology
+from arenarl.types import Abstention, Game, Mark, Verdict
 
 Answer = Verdict | Abstention
 Compare = Callable[[int, int], Awaitable[Answer]]
 Array = NDArray[np.float64]
 T = TypeVar("T")
+A = TypeVar("A", Verdict, Mark)
+ANSWER_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +79,7 @@ async def run_tournament(
     rewards: Rewards | None = None,
     standardise: bool = True,
     max_concurrency: int | None = None,
-    game_timeout: float = 600.0,
+    game_timeout: float = ANSWER_TIMEOUT_S,
 ) -> TournamentResult:
     """Play a tournament between players 0..n-1 and estimate what each is worth.
 
@@ -108,36 +110,30 @@ async def run_tournament(
         raise ConfigError(f"rewards={rewards!r} is unknown: take 'rank', 'score', or None for the estimator's own")
     name, topology, estimator, orders = resolve(topology, estimator, orders)
     plan = topology(n, np.random.default_rng(seed), orders)
-    ask = _questions(compare, max_concurrency, game_timeout)
+    games, rounds, own = await _play_out(plan, name, n, orders, _questions(compare, max_concurrency, game_timeout))
+    decided = [game for game in games if game.margin is not None]
+    scores, stderr = (estimator.fit or own)(n, decided)
+    places, worth, advantages = rate(scores, rewards or estimator.rewards, standardise)
+    return TournamentResult(
+        games=tuple(games), scores=scores, stderr=stderr, ranks=places, rewards=worth, advantages=advantages, topology=name,
+        estimator=estimator.name, orders=orders, seed=seed, rounds=rounds, abstentions=len(games) - len(decided),
+    )  # fmt: skip
+
+
+async def _play_out(plan: Plan, name: str, n: int, orders: int, ask: Compare) -> tuple[list[Game], int, Fit]:
+    """All games of a plan, its number of rounds, and its own ranking."""
     games: list[Game] = []
     rounds = 0
     try:
         pairs = next(plan)
         while True:
             _check_pairs(name, n, pairs)
-            played = await _together(_play(i, j, rounds, orders, ask) for i, j in pairs)
+            played = await together(_play(i, j, rounds, orders, ask) for i, j in pairs)
             games += played
             rounds += 1
             pairs = plan.send(played)
     except StopIteration as end:
-        own = end.value or win_share
-    decided = [game for game in games if game.margin is not None]
-    scores, stderr = (estimator.fit or own)(n, decided)
-    places, worth, advantages = rate(scores, rewards or estimator.rewards, standardise)
-    return TournamentResult(
-        games=tuple(games),
-        scores=scores,
-        stderr=stderr,
-        ranks=places,
-        rewards=worth,
-        advantages=advantages,
-        topology=name,
-        estimator=estimator.name,
-        orders=orders,
-        seed=seed,
-        rounds=rounds,
-        abstentions=len(games) - len(decided),
-    )
+        return games, rounds, end.value or win_share
 
 
 def resolve(
@@ -168,21 +164,32 @@ def _questions(compare: Compare, max_concurrency: int | None, limit: float) -> C
     free = asyncio.Semaphore(max_concurrency or sys.maxsize)
 
     async def ask(i: int, j: int) -> Answer:
-        answer: Answer
         async with free:
-            with boundary(JudgeError, f"comparing {i} with {j}"):
-                try:
-                    async with asyncio.timeout(limit):
-                        answer = await compare(i, j)
-                except TimeoutError as error:
-                    answer = Abstention(reason=f"timeout: {str(error) or f'no verdict after {limit:g} s'}")
-        if isinstance(answer, Verdict) and not (math.isfinite(answer.score_a) and math.isfinite(answer.score_b)):
-            raise JudgeError(f"comparing {i} with {j}: {answer} is not finite; an outage is an Abstention")
-        if not isinstance(answer, Verdict | Abstention):
-            raise JudgeError(f"comparing {i} with {j}: got {answer!r}, which is neither a Verdict nor an Abstention")
-        return answer
+            return await answer_of(lambda: compare(i, j), Verdict, f"comparing {i} with {j}", limit)
 
     return ask
+
+
+async def answer_of(
+    question: Callable[[], Awaitable[A | Abstention]], kind: type[A], what: str, limit: float = ANSWER_TIMEOUT_S
+) -> A | Abstention:
+    """What a judge says to one question; an abstention if it takes longer than ``limit`` seconds.
+
+    Raises:
+        JudgeError: it raised, or its answer is neither of the kind asked for, with finite scores, nor an abstention.
+    """
+    with boundary(JudgeError, what):
+        try:
+            async with asyncio.timeout(limit):
+                answer = await question()
+        except TimeoutError as error:
+            return Abstention(reason=f"timeout: {str(error) or f'no verdict after {limit:g} s'}")
+        if not isinstance(answer, kind | Abstention):
+            raise JudgeError(f"{what}: got {answer!r}, which is neither a {kind.__name__} nor an Abstention")
+        scores = [value for name, value in vars(answer).items() if name.startswith("score")]
+        if not all(map(math.isfinite, scores)):
+            raise JudgeError(f"{what}: {answer} is not finite; an outage is an Abstention")
+        return answer
 
 
 async def _play(i: int, j: int, number: int, orders: int, ask: Compare) -> Game:
@@ -191,7 +198,7 @@ async def _play(i: int, j: int, number: int, orders: int, ask: Compare) -> Game:
     if orders == 1:
         result = await ask(i, j)
     else:
-        first, second = halves = tuple(await _together([ask(i, j), ask(j, i)]))
+        first, second = halves = tuple(await together([ask(i, j), ask(j, i)]))
         result = _sum(first, second)
     return Game(i=i, j=j, round=number, result=result, halves=halves, seconds=time.perf_counter() - start)
 
@@ -224,7 +231,7 @@ def _sum(first: Answer, second: Answer) -> Answer:
     )
 
 
-async def _together(awaitables: Iterable[Awaitable[T]]) -> list[T]:
+async def together(awaitables: Iterable[Awaitable[T]]) -> list[T]:
     """Results of all at once, in order. The first failure cancels the rest and is raised as it is."""
 
     async def one(awaitable: Awaitable[T]) -> T:
@@ -245,7 +252,7 @@ def rate(scores: Array, rewards: Rewards, standardise: bool) -> tuple[Array, Arr
     """
     places = ranks(scores)
     known = int(np.isfinite(places).sum())
-    worth = rank_rewards(places, known) if rewards == "rank" and known > 1 else scores
+    worth = rank_rewards(places, max(known, 2)) if rewards == "rank" else scores
     return places, worth, _advantages(worth, standardise)
 
 

@@ -25,7 +25,7 @@ def arena_metrics(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
     | `group/abstained/KIND`, `group/gated/REASON` | answers of the judge, members of the groups: how many |
     | `group/gated_share` | members that did not play |
     | `group/tied_game_share` | decided games with equal marks |
-    | `group/order_bias` | `order_bias`: -1 to 1, above 0 if the judge likes side a |
+    | `group/order_bias` | `order_bias`: 0 for a fair judge, 1 for one that always marks side a up, -1 for side b |
     | `group/order_flip_share` | of the games in which both orders have a winner: those with two different ones |
     | `group/repeat_agreement` | of the pairs of games between the same two that both have a winner: those with the same one |
     | `group/score_spread`, `group/score_stderr` | sd of the scores and rms of their standard errors in a group, mean over groups |
@@ -38,19 +38,19 @@ def arena_metrics(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
     games = [game for group in played for game in group.games]
     answers = list(chain.from_iterable(map(_answers, groups)))
     return {
-        **_mean("group/abstained_game_share", [isinstance(game.result, Abstention) for game in games]),
+        **mean("group/abstained_game_share", [isinstance(game.result, Abstention) for game in games]),
         **_counts("group/abstained", (answer.kind for answer in answers if isinstance(answer, Abstention))),
         **_gates(groups),
-        **_mean("group/tied_game_share", [_sign(game.result) == 0 for game in games if game.margin is not None]),
+        **mean("group/tied_game_share", [_sign(game.result) == 0 for game in games if game.margin is not None]),
         **_known("group/order_bias", order_bias(played)),
-        **_mean("group/order_flip_share", list(_flips(games))),
-        **_mean("group/repeat_agreement", list(chain.from_iterable(_repeats(group.games) for group in played))),
+        **mean("group/order_flip_share", list(_flips(games))),
+        **mean("group/repeat_agreement", list(chain.from_iterable(_repeats(group.games) for group in played))),
         **_spreads(groups),
-        **_mean("group/games", [len(group.games) for group in played]),
-        **_mean("group/rounds", [1 + max(game.round for game in group.games) for group in played]),
-        **_mean("cost/judge_calls_per_group", [sum(a.calls for a in _answers(group)) for group in played]),
-        **_mean("cost/judge_tokens_per_group", [sum(map(_tokens, _answers(group))) for group in played]),
-        **_mean("time/judge_game_mean", [game.seconds for game in games]),
+        **mean("group/games", [len(group.games) for group in played]),
+        **mean("group/rounds", [1 + max(game.round for game in group.games) for group in played]),
+        **mean("cost/judge_calls_per_group", [sum(a.calls for a in _answers(group)) for group in played]),
+        **mean("cost/judge_tokens_per_group", [sum(map(_tokens, _answers(group))) for group in played]),
+        **mean("time/judge_game_mean", [game.seconds for game in games]),
         **({"time/judge_game_p95": float(np.percentile([game.seconds for game in games], 95))} if games else {}),
         "cost/judge_games": float(len(games)),
         "cost/judge_calls": float(sum(answer.calls for answer in answers)),
@@ -60,7 +60,10 @@ def arena_metrics(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
 
 
 def order_bias(groups: Sequence[EpisodeGroup]) -> float | None:
-    """What the judge adds to side a for being side a, over the root mean square of its margins: -1 to 1, 0 for a fair judge.
+    """What the judge adds to side a for being side a, over the root mean square of its margins: 0 for a fair judge.
+
+    1 for a judge that sees nothing but side a, -1 for side b. Beyond that only by noise, in games asked in one order in which
+    some players had one side more often.
 
     Least squares of the margins of all answers (side a minus side b) on the players of each group and one constant for the
     side, so that a strong player who is always on side a is not taken for a bias. Where every pair was asked in both orders
@@ -142,16 +145,16 @@ def _spreads(groups: Iterable[EpisodeGroup]) -> dict[str, float]:
         errors.append(float(np.sqrt(np.mean(np.square(stderr)))))
         shares.append(reliability(scores, stderr, shrunk=group.standings.estimator != "paper"))
     return {
-        **_mean("group/score_spread", spreads),
-        **_mean("group/score_stderr", errors),
-        **_mean("group/score_reliability", [share for share in shares if share is not None]),
+        **mean("group/score_spread", spreads),
+        **mean("group/score_stderr", errors),
+        **mean("group/score_reliability", [share for share in shares if share is not None]),
     }
 
 
 def _gates(groups: Iterable[EpisodeGroup]) -> dict[str, float]:
     members = [why for group in groups if group.standings for why in group.standings.gated]
     return {
-        **_mean("group/gated_share", [bool(why) for why in members]),
+        **mean("group/gated_share", [bool(why) for why in members]),
         **_counts("group/gated", filter(None, members)),
     }
 
@@ -181,7 +184,8 @@ def _tokens(answer: Verdict | Abstention | Mark) -> int:
     return answer.prompt_tokens + answer.completion_tokens
 
 
-def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
+def mean(name: str, values: Sequence[float]) -> dict[str, float]:
+    """A metric; none over nothing."""
     return {name: float(sum(values) / len(values))} if values else {}
 
 

@@ -19,7 +19,7 @@ from arenarl.jsonl import read_jsonl
 
 BAR = 28
 """Cells of a score's bar on a wide terminal."""
-ASCII = str.maketrans("█▒─│┐┘├┬–−·", "#=-|++++--.")
+ASCII = str.maketrans("█▒─│┐┘├┬–−·…", "#=-|++++--..")
 
 
 def show(run: Path, step: int | None, console: Console, *, out: Path | None = None) -> int:
@@ -70,7 +70,10 @@ def _records(run: Path, step: int | None) -> tuple[int, list[dict[str, Any]]]:
 
 def _read(file: Path) -> Iterator[dict[str, Any]]:
     try:
-        yield from read_jsonl(file)
+        for record in read_jsonl(file):
+            if not (isinstance(record, dict) and isinstance(record.get("step"), int)):
+                raise ValueError("a line without a step is no group")
+            yield record
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"'{file}' cannot be read ({error}); repair it, or remove the line that is damaged"
@@ -108,9 +111,9 @@ def _group(tournament: ArenaView, console: Console) -> list[Rule | Text | Table]
     step = "" if tournament.step is None else f"step {tournament.step}, "
     title = _shown(f"{step}group {tournament.group_id}", console)
     prompt = _shown(" ".join(tournament.prompt.split()), console)
-    prompt.truncate(2 * console.width, overflow="ignore")
-    parts: list[Rule | Text | Table] = [Rule(title, style="dim", characters="-" if _ascii(console) else "─"), prompt]
-    parts.append(_shown(tournament.summary, console, "dim"))
+    prompt.truncate(2 * console.width, overflow="ellipsis")
+    parts: list[Rule | Text | Table] = [Rule(title, style="dim", characters="-" if _ascii(console) else "─")]
+    parts += [_plain(prompt, console), _shown(tournament.summary, console, "dim")]
     for section in bracket(tournament):
         lines = _tree(section)
         if max(map(len, lines)) <= console.width:

@@ -61,7 +61,7 @@ def describe(match: Match) -> str:
     lines += [f"{name} {number(a)} : {number(b)}" for name, (a, b) in match.dimensions.items()]
     if match.flipped:
         lines.append("the winner changed with the order")
-    return "\n".join([*lines, *(words[:500] for words in match.words)])
+    return "\n".join([*lines, *(words[:200] for words in match.words)])
 
 
 def _svg(width: float, height: float, key: str, title: str, description: str, body: Sequence[str]) -> str:
@@ -163,7 +163,7 @@ def _elbow(style: str, x: float, y: float, to_x: float, to_y: float) -> str:
 def _seeding(tournament: ArenaView, key: str) -> str:
     """Margins of all to the anchor, the best first, as bars to both sides of it."""
     games = tournament.seeding
-    anchor = next(iter(set.intersection(*({match.i, match.j} for match in games))), games[0].i)
+    anchor = games[0].i
     rows: list[tuple[int, float | None, Match | None]] = [(anchor, 0.0, None)]
     for match in games:
         sign = 1 if match.j == anchor else -1

@@ -16,6 +16,7 @@ from arenarl.jsonl import dumps
 Origin = Literal["start", "bye", "game", "upper", "lower"]
 BRACKETS = ("single_elimination", "double_elimination")
 WORDS = 2000
+"""Characters of one answer of a judge that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class Match:
     marks: tuple[float, float] | None
     margin: float | None
     halves: tuple[float | None, ...]
-    dimensions: Mapping[str, tuple[float, float]]
+    dimensions: Mapping[str, tuple[float | None, float | None]]
     words: tuple[str, ...]
 
     @property
@@ -140,11 +141,15 @@ class ArenaView:
         return next(k for k, other in enumerate(self.members) if other.index == member)
 
 
-def view(record: Mapping[str, Any]) -> ArenaView:
-    """Reads a record as `arenarl.tracking.group_record` makes it, fresh or from the file; fields may be missing."""
+def view(record: Mapping[str, Any], words: int = WORDS) -> ArenaView:
+    """Reads a record as `arenarl.tracking.group_record` makes it, fresh or from the file; fields may be missing.
+
+    Args:
+        words: characters of each answer of the judge to keep.
+    """
     record = json.loads(dumps(record))
     task, table = record.get("task") or {}, record.get("standings") or {}
-    matches = tuple(_match(game) for game in record.get("games") or ())
+    matches = tuple(_match(game, words) for game in record.get("games") or ())
     episodes = record.get("episodes") or ()
     size = max([len(episodes), *(1 + max(match.i, match.j) for match in matches)])
 
@@ -191,7 +196,7 @@ def _met(member: int, matches: Sequence[Match]) -> Iterator[tuple[int, float | N
             yield match.i, None if match.margin is None else -match.margin
 
 
-def _match(game: Mapping[str, Any]) -> Match:
+def _match(game: Mapping[str, Any], words: int) -> Match:
     result, halves = game["result"], game.get("halves") or ()
     marks = _marks(result)
     return Match(
@@ -201,8 +206,8 @@ def _match(game: Mapping[str, Any]) -> Match:
         marks=marks,
         margin=_margin(marks),
         halves=tuple(_exchanged(_margin(_marks(half)), k) for k, half in enumerate(halves)),
-        dimensions={str(name): (float(a), float(b)) for name, (a, b) in (result.get("dimensions") or {}).items()},
-        words=tuple(_words(answer) for answer in halves or (result,)),
+        dimensions={name: (a, b) for name, (a, b) in (result.get("dimensions") or {}).items()},
+        words=tuple(_words(answer, words) for answer in halves or (result,)),
     )
 
 
@@ -222,7 +227,7 @@ def _exchanged(margin: float | None, half: int) -> float | None:
     return margin if margin is None or half == 0 else -margin
 
 
-def _words(answer: Mapping[str, Any]) -> str:
+def _words(answer: Mapping[str, Any], limit: int) -> str:
     """What the judge said: of a JSON answer the texts in it, of any other the text; an abstention's reason first."""
     raw = str(answer.get("raw") or "").strip()
     start, end = raw.find("{"), raw.rfind("}")
@@ -230,7 +235,7 @@ def _words(answer: Mapping[str, Any]) -> str:
         with suppress(ValueError, RecursionError):
             raw = "\n".join(_texts(json.loads(raw[start : end + 1]))) or raw
     text = "\n".join(filter(None, (str(answer.get("reason") or ""), raw)))
-    return text if len(text) <= WORDS else text[:WORDS] + " …"
+    return text if len(text) <= limit else text[:limit] + " …"
 
 
 def _texts(value: object, name: str = "") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The command line: ``arenarl train | eval | plan | env ... | chat check | arena``. Heavy imports wait until a command needs them."""
+"""The command line: ``arenarl train | eval | plan | env ... | chat check | arena ...``. Heavy imports wait until a command needs them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from arenarl import __version__
 from arenarl.errors import ArenaError, ConfigError, boundary
@@ -22,19 +22,21 @@ if TYPE_CHECKING:
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one line, as everything else here does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Exit code 0 done, 2 for input that is refused (one line on stderr), 1 for a run that failed, 130 stopped."""
-    parser = _parser()
-    arguments, rest = parser.parse_known_args(argv)
-    if rest and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if rest:  # argparse gives up on positional arguments that follow an option
-        arguments.overrides += rest
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two torch threads on two busy cores are many times slower than one
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # "module:Class" may be a file of the user's, here
     try:
+        arguments = _arguments(argv)
         return arguments.run(arguments)
     except ConfigError as error:
         return _complain(error, BAD_INPUT)
@@ -46,15 +48,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain("interrupted", INTERRUPTED)
 
 
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "overrides") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # argparse gives up on positional arguments that follow an option
+        arguments.overrides += rest
+    return arguments
+
+
 def _complain(error: object, code: int) -> int:
     print(f"arenarl: {' '.join(str(error).split())}", file=sys.stderr)
     return code
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="arenarl", description="Train tool-using agents on the ranking of a tournament."
-    )
+    parser = _Parser(prog="arenarl", description="Train tool-using agents on the ranking of a tournament.")
     parser.add_argument("--version", action="version", version=f"arenarl {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -196,9 +206,35 @@ def load_config(path: str, overrides: Sequence[str]) -> AgentConfig:
     module = load_experiment(path)
     if not hasattr(module, "config"):
         raise ConfigError(f"experiment file '{path}' has no config(); this command needs one")
-    config = module.config().update_from_dict(parse_overrides(overrides))
+    with boundary(ConfigError, f"config() of experiment file '{path}' fails"):
+        config = module.config()
+    config = config.update_from_dict(parse_overrides(overrides))
     config.validate()
     return config
+
+
+def check_outputs(paths: Mapping[str, str | None]) -> None:
+    """What takes minutes shows first that its results, by option, can be written, and that they replace nothing.
+
+    Raises:
+        ConfigError: a path exists, has no folder, or is given twice.
+    """
+    seen: dict[Path, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        with boundary(ConfigError, f"{option} {path!r} cannot be a file"):
+            file = Path(path).resolve()
+            exists, has_folder = file.exists(), file.parent.is_dir()
+        if exists:
+            raise ConfigError(f"{option} {path!r} exists already; name another file or remove it")
+        if not has_folder:
+            raise ConfigError(
+                f"{option} {path!r} is in a folder that does not exist; make {str(Path(path).parent)!r} first"
+            )
+        if file in seen:
+            raise ConfigError(f"{seen[file]} and {option} are both {path!r}; name two files")
+        seen[file] = option
 
 
 def start_ray() -> None:
@@ -245,6 +281,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
     from arenarl.evaluation import plan_evaluation, run_evaluation
 
+    check_outputs({"--save": arguments.save, "--out": arguments.out})
     plan = plan_evaluation(
         load_config(arguments.experiment, arguments.overrides), against=arguments.against, reference=arguments.reference,
         attempts=arguments.attempts, judges=arguments.judge, success=arguments.success, save=arguments.save,
@@ -334,6 +371,9 @@ def run_arena_simulate(arguments: argparse.Namespace) -> int:
 
     from arenarl.study import simulate
 
+    check_outputs({"--out": arguments.out})
+    if arguments.seed < 0:
+        raise ConfigError(f"--seed {arguments.seed} is no seed; give 0 or more")
     simulate(
         Console(), topologies=arguments.topology, estimators=arguments.estimator, players=arguments.players,
         kinds=arguments.judge, thetas=arguments.theta, groups=arguments.groups, seed=arguments.seed,

@@ -13,37 +13,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
+import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from arenarl.arena import run_tournament
 from arenarl.config import AgentConfig
 from arenarl.errors import ConfigError, JudgeError, boundary
-from arenarl.evaluate import (
-    Estimate,
-    Share,
-    WinRate,
-    bootstrap_mean,
-    bootstrap_mean_difference,
-    pass_at_k,
-    pass_hat_k,
-    share,
-    win_rate,
-)
+from arenarl.evaluate import WinRate, bootstrap_mean_difference, win_rate
 from arenarl.functional import FLOAT_NOISE
+from arenarl.jsonl import dumps
 from arenarl.judge import Judge, OracleJudge
 from arenarl.metrics import episode_metrics
 from arenarl.taskset import TaskSet, load_object
+from arenarl.topologies import anchor
 from arenarl.types import Abstention, Episode, Outcome, Verdict
+
+log = logging.getLogger(__name__)
 
 HELD_OUT_SEED = 0
 """Picks the held-out tasks, the same for every evaluation."""
 
-GAME_TIMEOUT_S = 600.0
-CLOSE_TIMEOUT_S = 10.0
+AT_ONCE = 16
+"""Games of one judge in flight: the wait for a turn of a judge's own counts against its deadline."""
+
+CLOSE_TIMEOUT_S = 60.0
+"""For one judge. A local engine that is still starting stops after its start."""
 
 Attempts = Sequence[Sequence[Episode]]
 Answer = Verdict | Abstention
@@ -74,17 +71,16 @@ def evaluation_judges(taskset: TaskSet, config: AgentConfig, more: Sequence[str]
     Raises:
         ConfigError: a judge that cannot be built, naming it.
     """
-    trained = f"{config.judge}{json.dumps(config.judge_config) if config.judge_config else ''}"
+    trained = f"{config.judge}{dumps(config.judge_config) if config.judge_config else ''}"
     judges = [NamedJudge(name=_short(config.judge), about=f"{trained}, the training judge", judge=config.build_judge())]
     judges += [verifier] if (verifier := _verifier(taskset)) else []
     judges += [NamedJudge(name=_short(text), about=text, judge=load_judge(text)) for text in more]
     seen: Counter[str] = Counter()
-    named = []
-    for j in judges:
-        seen[j.name] += 1
-        name = j.name if seen[j.name] == 1 else f"{j.name} {seen[j.name]}"
-        named.append(NamedJudge(name=name, about=j.about, judge=j.judge))
-    return named
+    for n, judge in enumerate(judges):
+        seen[judge.name] += 1
+        if seen[judge.name] > 1:
+            judges[n] = replace(judge, name=f"{judge.name} {seen[judge.name]}")
+    return judges
 
 
 def load_judge(text: str) -> Judge:
@@ -98,7 +94,27 @@ def load_judge(text: str) -> Judge:
         arguments = json.loads(brace + rest) if brace else {}
     except ValueError as error:
         raise ConfigError(f"the arguments of judge {text!r} are no JSON object: {error}") from error
-    return load_object(path.strip(), "judge", **arguments)
+    with boundary(ConfigError, f"judge {text!r} cannot be built"):
+        judge = load_object(path.strip(), "judge", **arguments)
+    check_compares(judge, text)
+    return judge
+
+
+def check_compares(judge: Judge, text: str) -> None:
+    """Raises ConfigError for what is no judge; ``text`` names it."""
+    if not callable(getattr(judge, "compare", None)):
+        raise ConfigError(f"judge {text!r} has no method compare(a, b, task); name a class that has, as 'module:Class'")
+
+
+async def close_judges(judges: Sequence[Judge]) -> None:
+    """Take down what judges hold, all of them: one that fails to close, or takes too long, is logged and left."""
+    for judge in judges:
+        if aclose := getattr(judge, "aclose", None):
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await aclose()
+            except Exception as error:
+                log.warning("judge %s did not close: %s: %s", type(judge).__name__, type(error).__name__, error)
 
 
 def _verifier(taskset: TaskSet) -> NamedJudge | None:
@@ -147,9 +163,7 @@ def pair_up(ours: Attempts, theirs: Attempts) -> list[Pair]:
 
 
 def play_games(judges: Sequence[Judge], pairs: Sequence[Pair]) -> list[list[Answer]]:
-    """Every judge on every pair, at once and in both orders; ours first in the verdicts, [judge][pair]. Closes the judges.
-
-    A game that takes longer than `GAME_TIMEOUT_S` is an abstention.
+    """Every judge on every pair, in both orders; ours first in the verdicts, [judge][pair]. Closes the judges.
 
     Raises:
         JudgeError: a judge raised, or answered with something that is no verdict.
@@ -162,59 +176,32 @@ async def _play_all(judges: Sequence[Judge], pairs: Sequence[Pair]) -> list[list
         for judge in judges:
             if begin_step := getattr(judge, "begin_step", None):
                 begin_step(0)
-        answers = await _together([_both_orders(judge, pair) for judge in judges for pair in pairs])
-        return [answers[k * len(pairs) : (k + 1) * len(pairs)] for k in range(len(judges))]
-    finally:
-        for judge in judges:
-            if aclose := getattr(judge, "aclose", None):
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(aclose(), CLOSE_TIMEOUT_S)
-
-
-async def _together(coroutines: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
-    """Results of all at once, in order. The first failure cancels the rest and is raised as it is."""
-    try:
+        slots = [asyncio.Semaphore(AT_ONCE) for _ in judges]
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+            games = [
+                [group.create_task(_game(judge, pair, free)) for pair in pairs]
+                for judge, free in zip(judges, slots, strict=True)
+            ]
+        return [[game.result() for game in row] for row in games]
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return [task.result() for task in tasks]
+    finally:
+        await close_judges(judges)
 
 
-async def _both_orders(judge: Judge, pair: Pair) -> Answer:
-    """(s_ours, s_theirs) = J(ours, theirs) + J(theirs, ours). Source: ArenaRL (arXiv 2601.06487), arena judge."""
-    first = await _ask(judge, pair.ours, pair.theirs)
-    if isinstance(first, Abstention):
-        return first
-    second = await _ask(judge, pair.theirs, pair.ours)
-    cost = {
-        name: getattr(first, name) + getattr(second, name)
-        for name in ("calls", "prompt_tokens", "completion_tokens", "seconds")
-    }
-    if isinstance(second, Abstention):
-        return replace(second, **cost)
-    return Verdict(
-        score_a=first.score_a + second.score_b, score_b=first.score_b + second.score_a,
-        dimensions={
-            name: (a + second.dimensions[name][1], b + second.dimensions[name][0])
-            for name, (a, b) in first.dimensions.items() if name in second.dimensions
-        }, **cost,
-    )  # fmt: skip
+async def _game(judge: Judge, pair: Pair, free: asyncio.Semaphore) -> Answer:
+    """A tournament of two, in both orders."""
+    sides = pair.ours, pair.theirs
 
+    async def compare(i: int, j: int) -> Answer:
+        return await judge.compare(sides[i], sides[j], sides[i].task)
 
-async def _ask(judge: Judge, a: Episode, b: Episode) -> Answer:
-    what = f"comparing {a.episode_id} with {b.episode_id}"
-    with boundary(JudgeError, what):
+    async with free:
         try:
-            async with asyncio.timeout(GAME_TIMEOUT_S):
-                answer = await judge.compare(a, b, a.task)
-        except TimeoutError as error:
-            return Abstention(reason=f"timeout: {error or f'no verdict after {GAME_TIMEOUT_S:g} s'}")
-    if isinstance(answer, Abstention):
-        return answer
-    if not isinstance(answer, Verdict) or not math.isfinite(answer.score_a - answer.score_b):
-        raise JudgeError(f"{what}: {answer!r} is no verdict; a judge that cannot decide gives an Abstention")
-    return answer
+            played = await run_tournament(anchor, 2, compare, estimator="paper", orders=2)
+        except JudgeError as error:
+            raise JudgeError(f"{pair.ours.episode_id} against {pair.theirs.episode_id}: {error}") from error
+    return played.games[0].result
 
 
 # -- what the games say ---------------------------------------------------------------------------------------------------
@@ -312,71 +299,3 @@ def compare_attempts(judge: Judge, before: Sequence[Episode], after: Sequence[Ep
         "valid_calls_after": new.get("reward/valid_call_share"),
         "held_out_tasks": len(after),
     }
-
-
-# -- each side by itself --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measure:
-    """One number for each side, and the mean difference (ours minus theirs) over the tasks that both have it for."""
-
-    ours: Estimate | Share
-    theirs: Estimate | Share | None = None
-    difference: Estimate | None = None
-
-
-def measure_share(
-    values: Callable[[Episode], Sequence[float]], ours: Attempts, theirs: Attempts | None = None
-) -> Measure:
-    """Share that is met of all values in [0, 1] that the attempts of a side have. The interval is over tasks, see `share`."""
-
-    def one(side: Attempts) -> tuple[Share, list[float | None]]:
-        known = [[v for e in task for v in values(e)] for task in side]
-        means = [sum(v) / len(v) if v else None for v in known]
-        return share(sum(map(sum, known)), sum(map(len, known)), sum(map(bool, known))), means
-
-    return _measure(one, ours, theirs)
-
-
-def measure_mean(
-    value: Callable[[Sequence[Episode]], float | None], ours: Attempts, theirs: Attempts | None = None
-) -> Measure:
-    """Mean over tasks of what ``value`` in [0, 1] makes of a task's attempts; None is missing."""
-
-    def one(side: Attempts) -> tuple[Estimate, list[float | None]]:
-        values = [value(task) for task in side]
-        return bootstrap_mean(values, shares=True), values
-
-    return _measure(one, ours, theirs)
-
-
-def _measure(
-    one: Callable[[Attempts], tuple[Any, list[float | None]]], ours: Attempts, theirs: Attempts | None
-) -> Measure:
-    mine, values = one(ours)
-    if theirs is None:
-        return Measure(ours=mine)
-    other, others = one(theirs)
-    return Measure(ours=mine, theirs=other, difference=bootstrap_mean_difference(values, others))
-
-
-def mean_score(attempts: Sequence[Episode]) -> float | None:
-    """Mean checklist score of a task's attempts; None if none has one."""
-    scores = [e.score for e in attempts if e.score is not None]
-    return sum(scores) / len(scores) if scores else None
-
-
-def passes(k: int, success: float, *, every: bool) -> Callable[[Sequence[Episode]], float | None]:
-    """pass@k (or, with ``every``, pass^k) of a task's attempts; success is a checklist score of at least ``success``.
-
-    None for a task with fewer than k attempts that have a score.
-    """
-
-    def estimate(attempts: Sequence[Episode]) -> float | None:
-        scores = [e.score for e in attempts if e.score is not None]
-        if len(scores) < k:
-            return None
-        return (pass_hat_k if every else pass_at_k)(len(scores), sum(s >= success - FLOAT_NOISE for s in scores), k)
-
-    return estimate

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from arenarl.arena_svg import esc, number, picture, three_digits
-from arenarl.arena_view import ArenaView, Match, Member, view
+from arenarl.arena_view import WORDS, ArenaView, Match, Member, view
 
 OPEN_GAMES = 40
 NBSP = "\N{NO-BREAK SPACE}"
@@ -90,11 +90,17 @@ def draw(record: Mapping[str, Any]) -> str:
     return step_page([record])
 
 
-def step_page(records: Sequence[Mapping[str, Any]]) -> str:
-    """The page of several groups, one below the other; with more than one a list of them comes first."""
-    tournaments = [view(record) for record in records]
+def step_page(records: Sequence[Mapping[str, Any]], *, words: int | None = None) -> str:
+    """The page of several groups, one below the other; with more than one a list of them comes first.
+
+    Args:
+        words: characters of all that judges wrote, shared out evenly among their answers; None for no such bound.
+    """
+    answers = sum(len(game.get("halves") or (1,)) for record in records for game in record.get("games") or ())
+    share = WORDS if words is None else min(WORDS, words // max(answers, 1))
+    tournaments = [view(record, share) for record in records]
     steps = sorted({tournament.step for tournament in tournaments if tournament.step is not None})
-    title = f"Arena, step {', '.join(map(str, steps))}" if steps else "Arena"
+    title = esc(f"Arena, step {', '.join(map(str, steps))}" if steps else "Arena")
     entries = "".join(
         f'<li><a href="#g{k}">{esc(t.group_id or "group", 80)}</a> <span class="soft">{esc(t.task_id, 80)}</span></li>'
         for k, t in enumerate(tournaments)

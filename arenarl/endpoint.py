@@ -83,10 +83,12 @@ class OpenAIEndpoint:
         deadline_s: for one call of `complete`: its wait for a slot, all requests and the waits between them.
         max_attempts: requests that one call sends at most, not counting those that only find out what a server supports.
         structured: how a schema is asked for. "auto" begins with "json_schema" and remembers what the server refuses.
-        tokens_per_step, cost_per_step, price_in, price_out: see `arenarl.endpoint_budget.Budget`.
+        tokens_per_step, cost_per_step, price_in, price_out: see `arenarl.endpoint_budget.Budget`; they hold for this one
+            object, so in training for one environment runner.
         cache: file of replies, kept over runs; ":memory:" for this process alone; None for no cache.
         extra_body: further members of the request. They win over ours, and None takes a member out: for models that want
-            it so, ``{"max_tokens": None, "max_completion_tokens": 2000, "temperature": None}``.
+            it so, ``{"max_tokens": None, "max_completion_tokens": 2000, "temperature": None}``. A server that takes no
+            ``seed`` wants ``{"seed": None}``.
 
     Raises:
         ConfigError: the URL is none, the key is missing, or a value is out of range.
@@ -146,8 +148,11 @@ class OpenAIEndpoint:
             "seed": seed,
         }
         body |= self._extra
-        key = request_key(url=self._base_url, structured=self._structured, schema=schema, body=body)
-        most = Usage(prompt_tokens=guess_tokens(sent), completion_tokens=max_tokens)
+        # with the seed that was asked for, also where the server does not see it: replies must stay independent
+        key = request_key(url=self._base_url, structured=self._structured, schema=schema, body=body, seed=seed)
+        limits = [body.get(name) for name in ("max_tokens", "max_completion_tokens")]
+        longest = max((limit for limit in limits if type(limit) is int), default=max_tokens)
+        most = Usage(prompt_tokens=guess_tokens(sent), completion_tokens=longest)
         return await self._calls.run(key, most, lambda used, deadline: self._send(body, schema, used, deadline))
 
     def begin_step(self, version: int) -> None:
@@ -166,42 +171,58 @@ class OpenAIEndpoint:
         client = await self._connect(loop)
         while True:
             answer = await self._ask(client, body, schema, used)
-            if not isinstance(answer, Failure):
+            if isinstance(answer, Reply):
                 return answer
+            if isinstance(answer, Outage):
+                return Outage(kind=answer.kind, detail=self._without_key(answer.detail))
             failures += 1
             wait = max(answer.wait_s, backoff(failures))
             if failures == self._max_attempts or loop.time() + wait >= deadline:
-                return Outage(kind=answer.kind, detail=f"{answer.detail} (request {used.calls}, the last)")
+                detail = self._without_key(answer.detail)
+                return Outage(kind=answer.kind, detail=f"{detail} (request {used.calls}, the last)")
             await asyncio.sleep(wait)
 
     async def _ask(
         self, client: AsyncOpenAI, body: dict[str, Any], schema: Mapping[str, Any] | None, used: Usage
     ) -> Reply | Outage | Failure:
         """One request; up to three while it is not known how the server takes a schema."""
+        for asked in range(self._format, len(FALLBACK)):
+            answer, about_format = await self._request(client, body | response_format(FALLBACK[asked], schema), used)
+            if not (about_format and schema is not None and self._structured == "auto"):
+                break
+        if isinstance(answer, Reply):  # the first that was taken: an error may speak of formats for another reason
+            self._format = max(self._format, asked)  # others may have found out at the same time
+        return answer
+
+    async def _request(
+        self, client: AsyncOpenAI, fields: dict[str, Any], used: Usage
+    ) -> tuple[Reply | Outage | Failure, bool]:
+        """What one request came to, and whether the server refused the form in which the schema was asked for."""
         from openai import APIConnectionError, APIStatusError, APITimeoutError
 
-        asked = self._format
-        fields = {k: v for k, v in (body | response_format(FALLBACK[asked], schema)).items() if v is not None}
+        messages = fields["messages"]
+        sent = {k: v for k, v in fields.items() if v is not None and k not in ("model", "messages")}
         used.calls += 1
         try:
             async with asyncio.timeout(self._timeout_s):  # the client's own is for each read
                 response = await client.chat.completions.with_raw_response.create(
-                    model=fields.pop("model"), messages=fields.pop("messages"), extra_body=fields
+                    model=self.name, messages=messages, extra_body=sent
                 )
+        except asyncio.CancelledError:
+            used.lost += 1
+            raise
         except (TimeoutError, APITimeoutError):
-            return Failure("timeout", f"no answer within request_timeout_s={self._timeout_s}")
+            used.lost += 1
+            return Failure("timeout", f"no answer within request_timeout_s={self._timeout_s}"), False
         except APIStatusError as error:
-            status, said = error.response.status_code, self._without_key(error.response.text)
-            can_ask_for_less = self._structured == "auto" and asked + 1 < len(FALLBACK)
-            if schema is not None and can_ask_for_less and is_about_format(status, said):
-                self._format = max(self._format, asked + 1)  # others may have found out at the same time
-                return await self._ask(client, body, schema, used)
-            return failed(status, error.response.headers.get("retry-after"), said)
+            status, said = error.response.status_code, error.response.text
+            wait = error.response.headers.get("retry-after")
+            return failed(status, wait, self._without_key(said)), is_about_format(status, said)
         except APIConnectionError as error:
-            return Failure("unavailable", f"{self._base_url}: {error.__cause__!r}")
+            return Failure("unavailable", f"{self._base_url}: {error.__cause__!r}"), False
         except Exception as error:  # an answer that the client cannot take
-            return Outage(kind="protocol", detail=f"{self._base_url}: {error!r}")
-        return read_completion(response.http_response.content, body["messages"], used)
+            return Outage(kind="protocol", detail=f"{self._base_url}: {error!r}"), False
+        return read_completion(response.http_response.content, messages, used), False
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> AsyncOpenAI:
         if self._client is None or self._client[0] is not loop:
@@ -209,13 +230,13 @@ class OpenAIEndpoint:
         from openai import AsyncOpenAI
 
         if self._client is None or self._client[0] is not loop:  # another call may have been quicker
-            key = os.environ.get(self._key_env) or "EMPTY"
+            key = read_key(self._key_env) or "EMPTY"
             client = AsyncOpenAI(base_url=self._base_url, api_key=key, max_retries=0, timeout=self._timeout_s)
             self._client = (loop, client)
         return self._client[1]
 
     def _without_key(self, text: str) -> str:
-        key = os.environ.get(self._key_env)
+        key = read_key(self._key_env)
         return text.replace(key, "***") if key else text
 
 
@@ -223,8 +244,12 @@ def check_url(base_url: str) -> bool:
     """Whether a server at the URL asks for a key as a rule: it does unless it is one's own.
 
     Raises:
-        ConfigError: it is no URL of a server.
+        ConfigError: it is no URL of a server, or it has a place for secrets, which are not shown then.
     """
+    if isinstance(base_url, str) and set("@?#") & set(base_url):
+        raise ConfigError(
+            "base_url must not hold a user, a query or a fragment; put the key into the variable that api_key_env names"
+        )
     try:
         parts = urlsplit(base_url)
         host, port = parts.hostname, parts.port
@@ -241,18 +266,26 @@ def check_url(base_url: str) -> bool:
     return parts.scheme == "https" and not own
 
 
+def read_key(variable: str) -> str:
+    """The key, without the line end that a file or a shell may have left behind it; empty if there is none."""
+    return os.environ.get(variable, "").strip()
+
+
 def check_key(variable: str, needed: bool) -> None:
     """Refuse an endpoint without its key. Naming a variable says that there is one.
 
     Raises:
-        ConfigError: naming the variable.
+        ConfigError: naming the variable, never the key.
     """
-    if not os.environ.get(variable) and (needed or variable != DEFAULT_KEY):
+    key = read_key(variable)
+    if not key and (needed or variable != DEFAULT_KEY):
         raise ConfigError(f"the environment variable {variable} is not set; put the key of the endpoint there")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"the environment variable {variable} holds characters that no key has; copy the key again")
 
 
 def check_extra(extra_body: Mapping[str, Any] | None) -> None:
-    """Refuse members of a request that are no JSON.
+    """Refuse members of a request that are no JSON, and those that are not for the user to change.
 
     Raises:
         ConfigError: with what is wrong.
@@ -261,3 +294,5 @@ def check_extra(extra_body: Mapping[str, Any] | None) -> None:
         json.dumps(dict(extra_body or {}), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"extra_body={extra_body!r} is no JSON object: {error}") from error
+    if taken := {"model", "messages", "stream"} & set(extra_body or ()):
+        raise ConfigError(f"extra_body must not hold {min(taken)!r}; that is the endpoint's to set")

@@ -14,12 +14,14 @@ class Usage:
 
     Attributes:
         calls: requests that were sent.
+        lost: of these, given up without an answer. A server may have worked on them, and charge for it.
         prompt_tokens, completion_tokens: as the server counted them.
     """
 
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    lost: int = 0
 
 
 @dataclass
@@ -38,20 +40,26 @@ class Reservation:
         self._add(most, reserved=1)
 
     def settle(self, used: Usage) -> None:
-        """Give the reservation back and book what was used."""
+        """Give the reservation back and book what was used: of lost requests, the most."""
         self._add(self._most, reserved=-1)
-        self._step.tokens += used.prompt_tokens + used.completion_tokens
-        self._step.cost += self._budget.cost(used)
+        self._step.tokens += _tokens(used) + used.lost * _tokens(self._most)
+        self._step.cost += self._budget.cost(used) + used.lost * self._budget.cost(self._most)
 
     def _add(self, most: Usage, reserved: int) -> None:
-        self._step.reserved_tokens += reserved * (most.prompt_tokens + most.completion_tokens)
+        self._step.reserved_tokens += reserved * _tokens(most)
         self._step.reserved_cost += reserved * self._budget.cost(most)
+
+
+def _tokens(usage: Usage) -> int:
+    return usage.prompt_tokens + usage.completion_tokens
 
 
 class Budget:
     """A call may start while the step's limits lie above what was used and what the calls in flight may still use.
 
-    So a step uses no more than its limits and one call.
+    So a step uses no more than its limits and one call, as far as the prompts were guessed right and no request had to be
+    repeated. Each copy of an endpoint has a budget of its own: every environment runner builds its judge, so the step of a
+    training run with four runners may use four times the limits. What is never told of a step has one budget for all its life.
 
     Args:
         tokens_per_step: prompt and completion tokens together; None: no limit.

@@ -18,7 +18,8 @@ from arenarl.mcp.results import clean_json
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
-CHARACTERS_PER_TOKEN = 4  # a guess for what has no count
+CHARACTERS_PER_TOKEN = 4  # a guess for ASCII text that has no count; of other scripts a character may be a token
+MOST_TOKENS = 2**40  # a count above is none
 SHOWN_CHARACTERS = 500  # of what a server says in an error
 _ABOUT_FORMAT = re.compile("response_format|json.?schema|json.?object|structured|guided|grammar", re.IGNORECASE)
 
@@ -75,11 +76,17 @@ def backoff(failures: int) -> float:
 
 
 def guess_tokens(messages: Sequence[Mapping[str, str]]) -> int:
-    return 1 + sum(len(m["content"]) for m in messages) // CHARACTERS_PER_TOKEN
+    return 1 + sum(guess_text(m["content"]) for m in messages)
+
+
+def guess_text(text: str) -> int:
+    plain = len(text.encode("ascii", "ignore"))
+    return plain // CHARACTERS_PER_TOKEN + len(text) - plain
 
 
 def read_completion(body: bytes, messages: Sequence[Mapping[str, str]], used: Usage) -> Reply | Outage | Failure:
     """The reply in the body of a chat completion. What it took is booked into ``used``, guessed where the server does not say."""
+    seen = body[:SHOWN_CHARACTERS].decode(errors="replace")
     try:
         data = json.loads(body)
         choice, usage = data["choices"][0], data.get("usage") or {}
@@ -87,20 +94,20 @@ def read_completion(body: bytes, messages: Sequence[Mapping[str, str]], used: Us
         text, refusal = message.get("content"), message.get("refusal")
         prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        seen = body[:SHOWN_CHARACTERS].decode(errors="replace")
         return Outage(kind="protocol", detail=f"no chat completion ({type(error).__name__}: {error}): {seen}")
-    text = "" if text is None and finish == "length" else clean_json(text)  # all was spent on thinking
-    written = len(text) // CHARACTERS_PER_TOKEN if isinstance(text, str) else 0
+    text = "" if text is None and finish == "length" else text  # all was spent on thinking
+    written = guess_text(text) if isinstance(text, str) else 0
     used.prompt_tokens += counted(prompt, guess_tokens(messages))
     used.completion_tokens += counted(completion, written)
     if refusal or finish == "content_filter":
-        return Outage(kind="refused", detail=f"the model refused: {refusal or finish}"[:SHOWN_CHARACTERS])
-    if finish == "abort":  # vLLM, when it goes down
-        return Failure("unavailable", "the server aborted the request")
+        why = refusal[:SHOWN_CHARACTERS] if isinstance(refusal, str) else seen
+        return Outage(kind="refused", detail=f"the model refused: {why}")
+    if finish in ("abort", "error"):  # vLLM when it goes down; routers, when what is behind them does
+        return Failure("unavailable", f"the server ended the request with {finish!r}")
     if not isinstance(text, str):
-        return Outage(kind="protocol", detail=f"the content is no text: {text!r}"[:SHOWN_CHARACTERS])
-    return Reply(text=text, finish_reason="length" if finish == "length" else "stop")
+        return Outage(kind="protocol", detail=f"the content is no text: {seen}")
+    return Reply(text=clean_json(text), finish_reason="length" if finish == "length" else "stop")
 
 
 def counted(value: object, guess: int) -> int:
-    return value if type(value) is int and value >= 0 else guess
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else guess

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from arenarl.errors import (
     ArenaError,
@@ -34,6 +34,7 @@ from arenarl.errors import (
 )
 from arenarl.types import Completion, SamplingParams
 from arenarl.vllm_settings import EngineConfig, prepare_vllm, read_model
+from arenarl.vllm_thread import build_llm
 
 if TYPE_CHECKING:
     import torch
@@ -164,26 +165,11 @@ class VLLMEngine:
             with boundary(EngineUnavailable, f"{self.engine_id} did not start"):
                 async with asyncio.timeout(START_TIMEOUT_S):
                     arguments = await asyncio.to_thread(prepare_vllm, self._config)
-                    self._llm = await asyncio.to_thread(self._build, arguments)
+                    self._llm = await asyncio.to_thread(build_llm, arguments, self._config.core)
                     await self._llm.update_weight_version("0")
         except BaseException:
             await self.shutdown()
             raise
-
-    def _build(self, arguments: dict[str, Any]) -> AsyncLLM:
-        from vllm import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        from arenarl.vllm_thread import core_in
-
-        preload = os.environ.get("LD_PRELOAD")
-        try:
-            with core_in(self._config.core):
-                return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-        finally:  # vLLM preloads libraries for its core; the tool servers that this process starts later must not inherit them
-            os.environ.pop("LD_PRELOAD", None)
-            if preload is not None:
-                os.environ["LD_PRELOAD"] = preload
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, *, request_id: str, deadline_s: float

@@ -8,15 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit  # the quantile of Student's t
 
 from arenarl.errors import ConfigError
 from arenarl.functional import FLOAT_NOISE
 
 Z_95 = 1.959963984540054
 """The two-sided 95 % point of the standard normal distribution."""
+
+FEWEST = 6
+"""Values below which no bootstrap reaches 95 %: all n of them lie on one side of the median with probability 2^(1 - n)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +123,7 @@ def mean_win_rate(judges: Sequence[WinRate]) -> Estimate:
     as they look at the same attempts.
 
     Returns:
-        ``missing`` counts judges that decided no task; they are left out.
+        ``count`` is that number of tasks; ``missing`` counts judges that decided none, which are left out.
     """
     known = [j for j in judges if j.wins + j.losses]
     tasks = min((j.wins + j.losses for j in known), default=0)
@@ -156,34 +161,31 @@ def _wilson(successes: float, trials: int) -> tuple[float, float, float]:
 def bootstrap_mean(
     values: Sequence[float | None], *, shares: bool = False, samples: int = 10_000, seed: int = 0
 ) -> Estimate:
-    """Mean over tasks with the percentile bootstrap over tasks; the same seed repeats the interval.
+    """Mean over tasks with the expanded percentile bootstrap over tasks; the same seed repeats the interval.
+
+    The plain percentile interval is about sqrt((n - 1) / n) z / t too narrow: at 10 tasks it holds in 90 % of cases.
 
     Args:
         values: one for each task (average repeated attempts at a task first).
-        shares: all values are in [0, 1]. Where they are all equal, which leaves a bootstrap nothing to vary, the interval
-            is then Wilson's, which is wide enough for whatever the next tasks bring.
+        shares: all values are in [0, 1]. Where a bootstrap knows nothing, the interval is then Wilson's, which is wide enough
+            for whatever the next tasks bring.
 
     Returns:
-        Interval nan with fewer than 2 known values, mean nan with none. Without ``shares`` equal values have an interval
-        of no width, which is not to be believed.
+        A bootstrap knows nothing of fewer than `FEWEST` known values, or of equal ones: interval nan, without ``shares``. The
+        mean of none is nan.
 
-    Source: Efron and Tibshirani 1993, section 13.3.
+    Source: Hesterberg 2015, What Teachers Should Know about the Bootstrap (expanded percentile interval).
     """
     numbers = _floats(values)
     known = numbers[~np.isnan(numbers)]
-    low = high = math.nan
-    if shares and len(known) >= 2 and np.ptp(known) <= FLOAT_NOISE:
-        _, low, high = _wilson(float(known.sum()), len(known))
-    elif len(known) >= 2:
-        draws = np.random.default_rng(seed).integers(len(known), size=(samples, len(known)))
-        low, high = np.quantile(known[draws].mean(axis=1), [0.025, 0.975]).tolist()
-    return Estimate(
-        mean=float(known.mean()) if len(known) else math.nan,
-        low=low,
-        high=high,
-        count=len(known),
-        missing=len(numbers) - len(known),
-    )
+    n, low, high = len(known), math.nan, math.nan
+    if n >= FEWEST and np.ptp(known) > FLOAT_NOISE:
+        draws = np.random.default_rng(seed).integers(n, size=(samples, n))
+        tail = NormalDist().cdf(math.sqrt(n / (n - 1)) * float(stdtrit(n - 1, 0.025)))
+        low, high = np.quantile(known[draws].mean(axis=1), [tail, 1 - tail]).tolist()
+    elif shares and n:
+        _, low, high = _wilson(float(known.sum()), n)
+    return Estimate(mean=float(known.mean()) if n else math.nan, low=low, high=high, count=n, missing=len(numbers) - n)
 
 
 def bootstrap_mean_difference(
@@ -226,7 +228,7 @@ def _check_counts(n: int, c: int, k: int) -> None:
     if not 1 <= k <= n:
         raise ConfigError(f"k={k} of n={n} attempts: k is 1..n, so ask for a smaller k or make more attempts")
     if not 0 <= c <= n:
-        raise ConfigError(f"c={c} successes in n={n} attempts: c is 0..n")
+        raise ConfigError(f"c={c} successes in n={n} attempts: c is 0..n, so count them again")
 
 
 def _check_lengths(first: Sequence[float | None], second: Sequence[float | None]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -14,24 +15,34 @@ from rich.console import Console
 from arenarl.comparison import (
     HELD_OUT_SEED,
     Attempts,
-    Measure,
     NamedJudge,
     Ruling,
+    close_judges,
     evaluation_judges,
-    mean_score,
-    measure_mean,
-    measure_share,
     pair_up,
-    passes,
     play_games,
     rule,
     valid,
 )
 from arenarl.config import AgentConfig
 from arenarl.errors import ConfigError, EnvError, boundary
-from arenarl.evaluate import Agreement, Estimate, agreement, mean_win_rate, win_rate
+from arenarl.evaluate import (
+    Agreement,
+    Estimate,
+    Share,
+    agreement,
+    bootstrap_mean,
+    bootstrap_mean_difference,
+    mean_win_rate,
+    pass_at_k,
+    pass_hat_k,
+    share,
+    win_rate,
+)
 from arenarl.evaluation_tables import print_evaluation
+from arenarl.functional import FLOAT_NOISE
 from arenarl.jsonl import dumps
+from arenarl.preflight import check_engine, check_listing, preflight
 from arenarl.references import References, references_for, write_references
 from arenarl.taskset import draw_tasks
 from arenarl.types import Episode, Outcome, Task
@@ -52,6 +63,15 @@ class EvaluationPlan:
     references: References | None
     save: str | None
     out: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One number for each side, and the mean difference (ours minus theirs) over the tasks that both have it for."""
+
+    ours: Estimate | Share
+    theirs: Estimate | Share | None = None
+    difference: Estimate | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +137,9 @@ class Evaluation:
     checklist_groups: Mapping[str, Measure]
 
 
+# -- a request, checked and carried out ------------------------------------------------------------------------------------
+
+
 def plan_evaluation(
     config: AgentConfig,
     *,
@@ -134,8 +157,6 @@ def plan_evaluation(
         ConfigError: naming the value and the remedy.
         McpServerError: a tool server that does not start.
     """
-    from arenarl.preflight import preflight
-
     if against is not None and reference is not None:
         raise ConfigError(f"--against {against!r} and --reference {reference!r} exclude each other; give one of them")
     if attempts < 1:
@@ -144,40 +165,39 @@ def plan_evaluation(
         raise ConfigError(f"--success {success} is no checklist score to reach; give more than 0 and at most 1")
     if judges and against is None and reference is None:
         raise ConfigError(f"--judge {judges[0]!r} has nothing to compare; add --against MODEL or --reference FILE")
-    for option, path in (("--save", save), ("--out", out)):
-        _check_target(option, path)
     taskset = config.build_taskset()
     tasks = draw_tasks(taskset, "heldout", config.evaluation_duration, HELD_OUT_SEED)
     references = None if reference is None else references_for(reference, tasks, taskset.name)
-    plan = EvaluationPlan(
+    listing = preflight(config, taskset)
+    if against is not None:
+        other = _with_model(config, against)
+        check_engine(other)
+        check_listing(other, taskset, listing.schemas)
+    two = against is not None or reference is not None
+    return EvaluationPlan(
         config=config, taskset=taskset.name, tasks=tasks, attempts=attempts, success=success,
-        judges=evaluation_judges(taskset, config, judges) if against or reference else (),
+        judges=evaluation_judges(taskset, config, judges) if two else (),
         against=against, reference=reference, references=references, save=save, out=out,
     )  # fmt: skip
-    for model in (*([against] if against is not None else []), config.model_path):
-        preflight(_with_model(config, model), taskset)
-    return plan
 
 
 def run_evaluation(plan: EvaluationPlan, console: Console) -> Evaluation:
     """Play, store, judge, report.
 
     Raises:
-        ArenaError: naming what went wrong; every worker has been taken down, and attempts asked for have been saved.
+        ArenaError: naming what went wrong; every worker and every judge has been taken down. Attempts of ours that were
+            played have been saved, if that was asked for.
     """
-    ours = evaluate_model(plan, plan.config.model_path, "ours", console)
-    if plan.save:
-        write_references(plan.save, _flat(ours), taskset=plan.taskset, model=plan.config.model_path)
-    theirs: Attempts | None = None
-    if plan.against:
-        theirs, name = evaluate_model(plan, plan.against, "theirs", console), plan.against
-    elif plan.references:
-        made = ", ".join(plan.references.models) or "maker unknown"
-        theirs, name = plan.references.attempts, f"{plan.reference} ({made})"
+    try:
+        ours = evaluate_model(plan, plan.config.model_path, "ours", console)
+        if plan.save:
+            write_references(plan.save, _flat(ours), taskset=plan.taskset, model=plan.config.model_path)
+        theirs = other_side(plan, console)
+    except BaseException:
+        asyncio.run(close_judges([j.judge for j in plan.judges]))
+        raise
     with console.status("judging"):
-        evaluation = assess(
-            plan, (plan.config.model_path, ours), None if theirs is None else (name, theirs)
-        )  # fmt: skip
+        evaluation = assess(plan, (plan.config.model_path, ours), theirs)
     print_evaluation(evaluation, console)
     if plan.out:
         with boundary(ConfigError, f"--out {plan.out!r} cannot be written"):
@@ -186,6 +206,17 @@ def run_evaluation(plan: EvaluationPlan, console: Console) -> Evaluation:
         if path:
             console.print(f"{option:8} {path}", soft_wrap=True, markup=False, highlight=False)
     return evaluation
+
+
+def other_side(plan: EvaluationPlan, console: Console) -> tuple[str, Attempts] | None:
+    """Name and attempts of what ours is compared with, played if need be."""
+    if plan.against is not None:
+        return plan.against, evaluate_model(plan, plan.against, "theirs", console)
+    if plan.references is None:
+        return None
+    found = plan.references
+    unused = f", {found.unused} of its attempts at other tasks" if found.unused else ""
+    return f"{plan.reference} ({', '.join(found.models) or 'maker unknown'}{unused})", found.attempts
 
 
 def evaluate_model(plan: EvaluationPlan, model: str, name: str, console: Console) -> list[list[Episode]]:
@@ -210,6 +241,9 @@ def evaluate_model(plan: EvaluationPlan, model: str, name: str, console: Console
     if all(e.outcome is Outcome.FAILED for e in _flat(rounds)):
         raise EnvError(f"all {len(_flat(rounds))} attempts of {model} failed, the first with: {rounds[0][0].detail}")
     return [list(task) for task in zip(*rounds, strict=True)]
+
+
+# -- what it says -----------------------------------------------------------------------------------------------------------
 
 
 def assess(plan: EvaluationPlan, ours: tuple[str, Attempts], theirs: tuple[str, Attempts] | None) -> Evaluation:
@@ -294,13 +328,57 @@ def _with_model(config: AgentConfig, model: str) -> AgentConfig:
     return changed.update_from_dict({"model_path": model, "run_dir": None})
 
 
-def _check_target(option: str, path: str | None) -> None:
-    """An evaluation takes minutes: see first that its result can be written, and that it replaces nothing."""
-    if path is None:
-        return
-    if Path(path).exists():
-        raise ConfigError(f"{option} {path!r} exists already; name another file or remove it")
-    if not Path(path).parent.is_dir():
-        raise ConfigError(
-            f"{option} {path!r} is in a folder that does not exist; make {str(Path(path).parent)!r} first"
-        )
+def measure_share(
+    values: Callable[[Episode], Sequence[float]], ours: Attempts, theirs: Attempts | None = None
+) -> Measure:
+    """Share that is met of all values in [0, 1] that the attempts of a side have. The interval is over tasks, see `share`."""
+
+    def one(side: Attempts) -> tuple[Share, list[float | None]]:
+        known = [[v for e in task for v in values(e)] for task in side]
+        means = [sum(v) / len(v) if v else None for v in known]
+        return share(sum(map(sum, known)), sum(map(len, known)), sum(map(bool, known))), means
+
+    return _measure(one, ours, theirs)
+
+
+def measure_mean(
+    value: Callable[[Sequence[Episode]], float | None], ours: Attempts, theirs: Attempts | None = None
+) -> Measure:
+    """Mean over tasks of what ``value`` in [0, 1] makes of a task's attempts; None is missing."""
+
+    def one(side: Attempts) -> tuple[Estimate, list[float | None]]:
+        values = [value(task) for task in side]
+        return bootstrap_mean(values, shares=True), values
+
+    return _measure(one, ours, theirs)
+
+
+def _measure(
+    one: Callable[[Attempts], tuple[Any, list[float | None]]], ours: Attempts, theirs: Attempts | None
+) -> Measure:
+    mine, values = one(ours)
+    if theirs is None:
+        return Measure(ours=mine)
+    other, others = one(theirs)
+    return Measure(ours=mine, theirs=other, difference=bootstrap_mean_difference(values, others))
+
+
+def mean_score(attempts: Sequence[Episode]) -> float | None:
+    """Mean checklist score of a task's attempts; None if none has one."""
+    scores = [e.score for e in attempts if e.score is not None]
+    return sum(scores) / len(scores) if scores else None
+
+
+def passes(k: int, success: float, *, every: bool) -> Callable[[Sequence[Episode]], float | None]:
+    """pass@k (or, with ``every``, pass^k) of a task's attempts; success is a checklist score of at least ``success``.
+
+    None for a task with fewer than k attempts that have a score.
+    """
+
+    def estimate(attempts: Sequence[Episode]) -> float | None:
+        scores = [e.score for e in attempts if e.score is not None]
+        if len(scores) < k:
+            return None
+        return (pass_hat_k if every else pass_at_k)(len(scores), sum(s >= success - FLOAT_NOISE for s in scores), k)
+
+    return estimate

@@ -10,11 +10,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from arenarl.comparison import Measure, Ruling
+from arenarl.comparison import Ruling
 from arenarl.evaluate import Estimate, Share, WinRate
 
 if TYPE_CHECKING:
-    from arenarl.evaluation import Evaluation, Side
+    from arenarl.evaluation import Evaluation, Measure, Side
 
 MAX_ROWS = 20
 DASH = Text("–", style="dim")
@@ -44,12 +44,12 @@ def _parts(evaluation: Evaluation) -> Iterator[RenderableType]:
 def _head(evaluation: Evaluation) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_row(
-        Text("evaluation", style="bold"), Text(f"{evaluation.taskset}, {evaluation.num_tasks} held-out tasks")
+        Text("evaluation", style="bold"), _text(f"{evaluation.taskset}, {evaluation.num_tasks} held-out tasks")
     )
     for name, side in (("ours", evaluation.ours), ("theirs", evaluation.theirs)):
         if side:
             table.add_row(Text(name, style="bold"), _text(side.model))
-            table.add_row("", Text(_counts(side), style="dim"))
+            table.add_row("", _text(_counts(side), "dim"))
     table.add_row("", Text("percent, with 95 % intervals over tasks in brackets", style="dim"))
     return table
 
@@ -104,6 +104,9 @@ def _win_rates(evaluation: Evaluation) -> Table:
 def _notes(evaluation: Evaluation) -> Iterator[Text]:
     """Who the judges are, how often they agree, and what they could not decide."""
     lines = [f"{r.name}: {r.about}" for r in evaluation.rulings if r.name != r.about]
+    lines += ["one judge alone: what it likes cannot be told from what is good; add another with --judge"] * (
+        len(evaluation.rulings) == 1
+    )
     for names, a in evaluation.agreements.items():
         if a.share.total:
             kappa = "no kappa: chance alone would agree" if math.isnan(a.kappa) else f"Cohen's kappa {a.kappa:.2f}"
@@ -118,9 +121,7 @@ def _notes(evaluation: Evaluation) -> Iterator[Text]:
         if r.calls:
             tokens = r.prompt_tokens + r.completion_tokens
             lines.append(f"{r.name}: {r.calls} calls, {tokens:,} tokens for {r.games} games in both orders")
-    text = _text("\n".join(lines))
-    text.stylize("dim")
-    yield text
+    yield _text("\n".join(lines), "dim")
 
 
 def _kinds(evaluation: Evaluation) -> Table:
@@ -146,9 +147,9 @@ def _dimensions(rulings: Sequence[Ruling]) -> Table:
     return table
 
 
-def _text(text: str) -> Text:
+def _text(text: str, style: str = "") -> Text:
     """Text from files, models and judges, which must not be able to move the cursor."""
-    return Text("".join(c if c.isprintable() or c == "\n" else "·" for c in text), overflow="fold")
+    return Text("".join(c if c.isprintable() or c == "\n" else "·" for c in text), style, overflow="fold")
 
 
 def _table(title: str, first: str, *numbers: str) -> Table:
@@ -165,8 +166,7 @@ def _interval(value: Estimate | Share | WinRate | None, *, signed: bool = False,
     if value is None or math.isnan(middle):
         return DASH
     sign = "+" if signed else ""
-    unknown = math.isnan(value.low) or value.low == value.high  # a bootstrap of equal values knows nothing
-    between = ("–", "–") if unknown else (_percent(value.low, sign), _percent(value.high, sign))
+    between = ("–", "–") if math.isnan(value.low) else (_percent(value.low, sign), _percent(value.high, sign))
     text = Text.assemble((f"{_percent(middle, sign)}%", "bold"), (f" ({', '.join(between)})", "dim"))
     if counts and isinstance(value, Share):
         text.append(f" {value.met:g}/{value.total}", style="dim")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arenarl.errors import ConfigError
+from arenarl.functional import FLOAT_NOISE
 from arenarl.types import Episode, Outcome
 
 Treatment = Literal["play", "last", "out"]
@@ -58,15 +60,16 @@ def sort_out(episodes: Sequence[Episode], gates: Mapping[str, Treatment]) -> Fie
 
 
 def below(scores: NDArray[np.float64]) -> float:
-    """A score for those placed last: one standard deviation of the players' scores under the worst of them.
+    """A score for those placed last: one standard deviation of the players' scores [P] under the worst of them.
 
-    One unit where the players are equal or alone; 0 where no player has a score, so that a group of attempts that all fail
-    their gates is a group of equals.
+    One unit where the players are equal or alone; 0 without players, so that attempts that all fail their gates are equals;
+    nan where no player has a score, since an outage of the whole tournament is no information on anybody.
     """
     known = scores[~np.isnan(scores)]
     if not len(known):
-        return 0.0
-    return float(known.min() - (known.std() or 1.0))
+        return math.nan if len(scores) else 0.0
+    spread = known.std()
+    return float(known.min() - (spread if spread > FLOAT_NOISE * np.abs(known).max() else 1.0))
 
 
 def check_gates(gates: Mapping[str, str]) -> dict[str, Treatment]:
@@ -75,6 +78,8 @@ def check_gates(gates: Mapping[str, str]) -> dict[str, Treatment]:
     Raises:
         ConfigError: a gate or a treatment that does not exist.
     """
+    if not isinstance(gates, Mapping):
+        raise ConfigError(f"gates={gates!r} says nothing about gates: give {{'no_answer': 'last'}} or the like")
     for kind, treatment in gates.items():
         if kind not in GATES:
             near = difflib.get_close_matches(kind, GATES, n=1, cutoff=0.0)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,7 +20,8 @@ class Judge(Protocol):
 
         async mark(a, task, repeat=0) -> Mark | Abstention    one attempt alone, for pointwise algorithms; `repeat` numbers
                                                               independent marks of the same attempt
-        begin_step(version)                                   the next training step begins: budgets are full again
+        begin_step(version)                                   the next training step begins: budgets are full again. Each
+                                                              environment runner has a judge, and so a budget, of its own
         async aclose()                                        connections and engines down; called once, from the loop of `compare`
     """
 
@@ -41,7 +43,7 @@ class RubricJudge:
     """
 
     def __init__(self, noise: float = 0.0, seed: int = 0) -> None:
-        if not noise >= 0.0:
+        if not 0.0 <= noise < math.inf:
             raise ConfigError(f"noise={noise} is no standard deviation: set 0 or more")
         self.noise = noise
         self.seed = seed

@@ -25,10 +25,11 @@ _QUERY_CHARS = 8000
 _PIECES = (2000, 1000, 500, 250, 120)  # characters of one analysis, argument list or observation: the most that fits
 
 _BRACKETS = str.maketrans("<>＜＞﹤﹥", "‹›‹›‹›", "\r")
-# Everything that draws nothing or steers the drawing, but for line feeds, tabs, and the joiners that scripts need.
+# Everything that draws nothing or steers the drawing, but for line feeds, tabs, and what scripts and emoji need.
 _UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff\ue000-\uf8ff\U000e0000-\U000e0fff\U000f0000-\U0010ffff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ufe00-\ufe0d\ufeff\uffa0\ufff9-\ufffb\ufffe\uffff\ud800-\udfff\ue000-\uf8ff"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff\U000f0000-\U0010ffff]"
 )
 _CALL_TEXT = re.compile(r"(?:<tool_call>|<function=).*?(?:</tool_call>|\Z)", re.DOTALL)
 

@@ -9,7 +9,9 @@ abstention, as is every outage: neither ever becomes a score.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -43,12 +45,15 @@ class LLMJudge:
     Args:
         rubric: "travel", "research", the path of a JSON file, or a `Rubric`.
         language: of the prompt, and of a rubric by name: "en" or "zh".
-        endpoint: where the model is; None builds an `OpenAIEndpoint` from ``settings``.
+        endpoint: where the model is; None builds an `OpenAIEndpoint` from ``settings``, of which ``base_url`` and
+            ``model`` must be there. In training every environment runner builds a judge, and so an endpoint, of its own:
+            concurrency and budgets of a step are those of one runner.
         max_tokens: of a reply. A model that thinks needs room for its thoughts.
-        temperature: above 0 for independent marks of one attempt; ``repeat`` then changes what is sampled.
+        temperature: above 0 for independent marks of one attempt. At 0 the marks of one attempt are all alike, though
+            each is paid for: who averages several (``marks`` of GRPO) sets about 0.7, or asks for one.
         seed: of the sampling.
-        attempts: how often a pair is asked for until the reply can be read. Outages are not asked again: the endpoint
-            has its own retries.
+        attempts: how often a pair is asked for until the reply can be read, each with a deadline of its own. Outages are
+            not asked again: the endpoint has its own retries.
         attempt_chars: characters of each attempt that the model sees, half of them path and half answer.
 
     Raises:
@@ -63,15 +68,15 @@ class LLMJudge:
         **settings: Any,
     ) -> None:  # fmt: skip
         self.rubric = load_rubric(rubric, language)
-        least = {"max_tokens": 1, "attempts": 1, "attempt_chars": 500}
-        for name, value in zip(least, (max_tokens, attempts, attempt_chars), strict=True):
-            if not value >= least[name]:
-                raise ConfigError(f"{name}={value!r} is refused; give at least {least[name]}")
-        if not temperature >= 0:
+        least = {"max_tokens": 1, "attempts": 1, "attempt_chars": 500, "seed": 0}
+        for name, value in zip(least, (max_tokens, attempts, attempt_chars, seed), strict=True):
+            if type(value) is not int or value < least[name]:
+                raise ConfigError(f"{name}={value!r} is refused; give a whole number, at least {least[name]}")
+        if type(temperature) not in (int, float) or not 0 <= temperature < math.inf:
             raise ConfigError(f"temperature={temperature!r} is refused; give 0 or more")
         if endpoint is not None and settings:
             raise ConfigError(f"{next(iter(settings))!r} is a setting of an endpoint, and one is given; set it there")
-        self.endpoint = endpoint if endpoint is not None else OpenAIEndpoint(**settings)
+        self.endpoint = endpoint if endpoint is not None else _endpoint(settings)
         self.name = self.endpoint.name
         self.language, self.max_tokens, self.temperature = language, max_tokens, temperature
         self.seed, self.attempts, self.attempt_chars = seed, attempts, attempt_chars
@@ -83,7 +88,7 @@ class LLMJudge:
         return await self._ask(build_prompt(task, (a, b), *self._view), read_verdict, self.seed)
 
     async def mark(self, a: Episode, task: Task, repeat: int = 0) -> Mark | Abstention:
-        """The mark of one attempt alone; ``repeat`` numbers marks that are sampled independently of each other."""
+        """The mark of one attempt alone; ``repeat`` numbers marks that are sampled independently, if the temperature is above 0."""
         return await self._ask(build_prompt(task, (a,), *self._view), read_mark, self.seed + repeat * self.attempts)
 
     def begin_step(self, version: int) -> None:
@@ -113,6 +118,20 @@ class LLMJudge:
             if not isinstance(result, Abstention) or len(replies) == self.attempts:
                 return replace(result, judge=self.name, **cost_of(*replies))
             messages = prompt.messages(postscript=reminder(self.language, result.kind))
+
+
+def _endpoint(settings: Mapping[str, Any]) -> OpenAIEndpoint:
+    """Raises ConfigError naming the setting that is missing or that no endpoint has."""
+    if missing := [name for name in ("base_url", "model") if name not in settings]:
+        raise ConfigError(
+            f"{missing[0]} is missing: give base_url (such as 'http://localhost:8000/v1') and model (a name that the server knows)"
+        )
+    known = inspect.signature(OpenAIEndpoint).parameters
+    if unknown := [name for name in settings if name not in known]:
+        raise ConfigError(
+            f"{unknown[0]!r} is no setting of a judge or its endpoint; those of an endpoint: {', '.join(known)}"
+        )
+    return OpenAIEndpoint(**settings)
 
 
 def cost_of(*parts: Reply | Outage | Verdict | Abstention | Mark) -> Cost:

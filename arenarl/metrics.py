@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from arenarl.arena_metrics import arena_metrics
+from arenarl.arena_metrics import arena_metrics, mean
 from arenarl.batching import BatchStats
 from arenarl.types import Episode, EpisodeGroup, Outcome
 
@@ -83,7 +83,3 @@ def learner_metrics(learned: Mapping[str, float], stats: BatchStats) -> dict[str
         "group/trained_episodes": float(stats.episodes),
         "group/refused_episodes": float(len(stats.refused)),
     }
-
-
-def mean(name: str, values: Sequence[float]) -> dict[str, float]:
-    return {name: sum(values) / len(values)} if values else {}

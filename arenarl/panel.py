@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from arenarl.errors import ConfigError
+from arenarl.errors import ConfigError, JudgeError
 from arenarl.judge import Judge
 from arenarl.llm_judge import Cost, cost_of
 from arenarl.taskset import load_object
@@ -22,6 +23,9 @@ class Panel:
     A member's `scale` is what its marks reach at most: 10 for `LLMJudge`, and 1 for a judge that does not say. The
     verdict keeps what every member said: ``dimensions`` has "judge/overall" and "judge/<its own dimension>", on its
     own scale; ``raw`` has its words.
+
+    A member that fails as judges may (`JudgeError`, `TimeoutError`, a mark that is not finite) abstains, and the quorum
+    decides. Any other exception is a fault of the program or of the configuration: it ends the panel's answer.
 
     Args:
         judges: judges, or how to build them: ``{"judge": "module:Class", "config": {...}}``.
@@ -38,7 +42,7 @@ class Panel:
         if not judges:
             raise ConfigError("judges=[] is no panel; give at least one judge")
         self.quorum = len(judges) // 2 + 1 if quorum is None else quorum
-        if not 1 <= self.quorum <= len(judges):
+        if type(self.quorum) is not int or not 1 <= self.quorum <= len(judges):
             raise ConfigError(f"quorum={quorum} is refused for {len(judges)} judges; give 1 to {len(judges)}")
         self.judges: dict[str, Judge] = {}
         for entry in judges:
@@ -46,7 +50,8 @@ class Panel:
             if not hasattr(judge, "compare"):
                 raise ConfigError(f"member {entry!r} of the panel is no judge; it needs a method compare(a, b, task)")
             name = str(getattr(judge, "name", type(judge).__name__))
-            self.judges[f"{name}#{len(self.judges) + 1}" if name in self.judges else name] = judge
+            names = (name, *(f"{name}#{k}" for k in range(2, len(judges) + 2)))
+            self.judges[next(name for name in names if name not in self.judges)] = judge
         self._scales = {name: _scale(name, judge) for name, judge in self.judges.items()}
 
     async def compare(self, a: Episode, b: Episode, task: Task) -> Verdict | Abstention:
@@ -84,14 +89,18 @@ class Panel:
                     stack.push_async_callback(close)
 
     async def _ask(self, ask: Callable[[Judge], Awaitable[T | Abstention]]) -> dict[str, T | Abstention]:
-        """What each member says. A member that raises ends the others and is the caller's to handle."""
+        """What each member says. Who raises what no judge may ends the others and is the caller's to handle."""
 
-        async def one(judge: Judge) -> T | Abstention:
-            return await ask(judge)
+        async def one(name: str, judge: Judge) -> T | Abstention:
+            try:
+                answer = await ask(judge)
+            except (JudgeError, TimeoutError) as error:
+                return Abstention(reason=f"failed: {type(error).__name__}: {error}", judge=name)
+            return answer if _finite(answer) else Abstention(reason=f"nan: {answer}", judge=name)
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = {name: group.create_task(one(judge)) for name, judge in self.judges.items()}
+                tasks = {name: group.create_task(one(name, judge)) for name, judge in self.judges.items()}
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return {name: task.result() for name, task in tasks.items()}
@@ -119,9 +128,15 @@ def _build(entry: Mapping[str, Any]) -> Judge:
 
 def _scale(name: str, judge: Judge) -> float:
     scale = float(getattr(judge, "scale", 1.0))
-    if not scale > 0:
+    if not 0 < scale < math.inf:
         raise ConfigError(f"judge {name!r} has scale {scale}; it must be positive")
     return scale
+
+
+def _finite(answer: Verdict | Mark | Abstention) -> bool:
+    if isinstance(answer, Verdict):
+        return math.isfinite(answer.score_a) and math.isfinite(answer.score_b)
+    return isinstance(answer, Abstention) or math.isfinite(answer.score)
 
 
 async def _mark(judge: Judge, a: Episode, task: Task, repeat: int) -> Mark | Abstention:

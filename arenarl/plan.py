@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from arenarl.config import AgentConfig
-from arenarl.preflight import check_listing, training_tasks, wanted_resources
+from arenarl.preflight import check_listing, check_parts, training_tasks, wanted_resources
 from arenarl.random_agent import play_random
+from arenarl.taskset import check_tools
 
 
 def show_plan(config: AgentConfig, console: Console) -> None:
@@ -19,6 +20,7 @@ def show_plan(config: AgentConfig, console: Console) -> None:
     Raises:
         ArenaError: what the run itself would raise before its engine starts.
     """
+    check_parts(config)
     taskset = config.build_taskset()
     tasks = training_tasks(config, taskset)
     console.print(_table("configuration", {k: repr(v) for k, v in config.public_fields().items()}))
@@ -33,6 +35,7 @@ def show_plan(config: AgentConfig, console: Console) -> None:
     console.print(_table("derived", derived))
     console.print(_table("resources", _resources(config)))
     trajectory, env = asyncio.run(play_random(taskset, "train", config.seed or 0))
+    check_tools(taskset, env.toolset)
     listing = check_listing(config, taskset, env.tools)
     console.print(f"{len(listing.schemas)} tools, {listing.tokens} tokens in every prompt")
     console.print("[bold]one episode of a random agent[/]")

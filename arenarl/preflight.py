@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from arenarl.async_env import AsyncToolEnv
+from arenarl.comparison import check_compares, close_judges
 from arenarl.config import AgentConfig
 from arenarl.env_runner import load_renderer
 from arenarl.errors import ConfigError
@@ -27,19 +29,33 @@ class Listing:
 
 
 def preflight(config: AgentConfig, taskset: TaskSet) -> Listing:
-    """Build the judge, ask for tasks, start each tool server once, and see that engine and cluster are large enough.
+    """Build the judge and close it, ask for tasks, start each tool server once, and see that engine and cluster are large enough.
 
     Raises:
         ConfigError: no judge, no tasks, a cache too small for one request, resources that the cluster does not have, or
             tools that cost more than ``max_tools_tokens``.
         McpServerError: a server that does not start, with the command and its last words.
     """
-    check_resources(config)
-    config.build_judge()
-    engine_args(config.engine_config(), installed_device())
+    check_parts(config)
     tools = _in_a_thread(_list_tools(taskset, training_tasks(config, taskset)[0]))
     check_tools(taskset, tools)
     return check_listing(config, taskset, tools.schemas)
+
+
+def check_parts(config: AgentConfig) -> None:
+    """All of `preflight` that needs no server. Raises ConfigError."""
+    check_resources(config)
+    check_engine(config)
+    if not isinstance(config.judge_config, Mapping):
+        raise ConfigError(f"judge_config={config.judge_config!r} must be a mapping of the judge's arguments")
+    judge = config.build_judge()
+    _in_a_thread(close_judges([judge]))
+    check_compares(judge, config.judge)
+
+
+def check_engine(config: AgentConfig) -> None:
+    """Raises ConfigError for a model that is none, or a cache too small for one request."""
+    engine_args(config.engine_config(), installed_device())
 
 
 def check_listing(config: AgentConfig, taskset: TaskSet, schemas: list[dict[str, Any]]) -> Listing:

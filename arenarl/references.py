@@ -8,7 +8,8 @@ A line stands by itself, so files can be cut, joined and written by hand:
      "outcome": "scored", "detail": "", "checklist": {...}, "score": 0.5}
 
 Needed are ``task`` (with ``task_id`` and ``prompt``) and ``messages``; the rest may be left out. Without ``answer`` it is
-the last message, if that is the assistant's. What is written is read again exactly. Tokens and timings are not stored: a reference is read by judges, and never trained on.
+the last message, if that is the assistant's. What is written is read again exactly. Tokens and timings are not stored: a
+reference is read by judges, and never trained on.
 
 Lines of a run's `episodes.jsonl` are read too: their ``task_id``, ``task_kind`` and first user message stand for the task.
 """
@@ -159,7 +160,7 @@ def _reference(record: Any) -> Reference:
         greedy=bool(record.get("greedy", False)), segments=(),
         trajectory=Trajectory(
             messages=messages, events=tuple(_event(e) for e in record.get("events", ())),
-            answer=record["answer"] if "answer" in record else _last_word(messages),
+            answer=_answer(record, messages),
         ),
         outcome=Outcome(record.get("outcome", Outcome.SCORED)), detail=str(record.get("detail", "")),
         checklist={str(name): _part(met) for name, met in record.get("checklist", {}).items()},
@@ -175,22 +176,36 @@ def _message(message: Mapping[str, Any]) -> Message:
 
 
 def _task(record: Mapping[str, Any]) -> Task:
-    return Task(**{"kind": "", "task_id": record["task_id"], "prompt": record["prompt"], **record})
+    task = Task(**{"kind": "", "task_id": record["task_id"], "prompt": record["prompt"], **record})
+    for name in ("task_id", "kind", "prompt"):
+        _text(name, getattr(task, name))
+    return task
 
 
 def _task_of_run(record: Mapping[str, Any], messages: Sequence[Message]) -> Task:
     prompt = next((m["content"] for m in messages if m["role"] == "user"), "")
-    return Task(task_id=record["task_id"], kind=record.get("task_kind", ""), prompt=prompt)
+    return _task({"task_id": record["task_id"], "kind": record.get("task_kind", ""), "prompt": prompt})
 
 
 def _event(record: Mapping[str, Any]) -> ToolEvent:
-    return ToolEvent(
-        call=ToolCall(**record["call"]), result=ToolResult(**record["result"]), turn=int(record.get("turn", 0))
-    )
+    call, result = ToolCall(**record["call"]), ToolResult(**record["result"])
+    if not isinstance(call.arguments, Mapping):
+        raise ValueError(f"the arguments of a call are an object, not {call.arguments!r}")
+    for name, value in (("name", call.name), ("text", result.text), ("kind", result.kind)):
+        _text(name, value)
+    return ToolEvent(call=call, result=result, turn=int(record.get("turn", 0)))
 
 
-def _last_word(messages: Sequence[Message]) -> str | None:
-    return messages[-1]["content"] if messages and messages[-1]["role"] == "assistant" else None
+def _answer(record: Mapping[str, Any], messages: Sequence[Message]) -> str | None:
+    if "answer" not in record:
+        return messages[-1]["content"] if messages and messages[-1]["role"] == "assistant" else None
+    return None if record["answer"] is None else _text("answer", record["answer"])
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} is a text, not {value!r}")
+    return value
 
 
 def _part(value: Any) -> float | None:

@@ -30,6 +30,8 @@ from arenarl.mcp.hub import ServerHub
 from arenarl.taskset import TaskSet, draw_tasks, servers_of, setup_of
 from arenarl.types import Completion, Episode, EpisodeGroup, Outcome, SamplingParams, Segment, Task, Trajectory
 
+CLOSE_TIMEOUT_S = 10.0
+
 _DESCRIPTORS = 1 << 16
 
 T = TypeVar("T")
@@ -222,7 +224,7 @@ class RolloutLoop:
     Args:
         engine: not yet started; the loop starts it and shuts it down.
         score_group: gives a finished group its rewards and advantages.
-        on_close: runs on the loop when it ends: what ``score_group`` holds is taken down.
+        on_close: runs on the loop at its end, for ten seconds at most: what ``score_group`` holds is taken down.
     """
 
     def __init__(
@@ -342,11 +344,12 @@ class RolloutLoop:
                 task.cancel()
             await asyncio.gather(warming, *self._tasks, return_exceptions=True)
             try:
-                if self._on_close:
-                    await self._on_close()
-            finally:
                 await self._hub.aclose()
                 await self.engine.shutdown()
+            finally:  # last, as it is not ours and may hang
+                if self._on_close:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._on_close(), CLOSE_TIMEOUT_S)
 
     async def _prewarm(self) -> None:
         """Start pooled servers ahead; what goes wrong here goes wrong again in an episode, which reports it."""

@@ -16,7 +16,6 @@ Floats survive the round trip exactly; numbers that are not finite become null; 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import os
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 THREAD_NAME = "arenarl-mlflow"
+PAGE_WORDS = 200_000
+"""Characters of what judges wrote that the page of a step's tournaments shows; `groups.jsonl` has all of it."""
 
 FAMILIES: Mapping[str, str] = {
     "reward": "what the policy earned: rewards, checklist scores, win rates; of training and of evaluation",
@@ -103,7 +104,13 @@ def group_record(group: EpisodeGroup, *, step: int) -> dict[str, Any]:
 
 def _lean_game(game: Game) -> dict[str, Any]:
     halves = {"halves": [_lean(half) for half in game.halves]} if game.halves else {}
-    return {"i": game.i, "j": game.j, "round": game.round, "result": _lean(game.result), "seconds": game.seconds} | halves
+    return {
+        "i": game.i,
+        "j": game.j,
+        "round": game.round,
+        "result": _lean(game.result),
+        "seconds": game.seconds,
+    } | halves
 
 
 def _lean(answer: Verdict | Abstention | Mark) -> dict[str, Any]:
@@ -258,9 +265,13 @@ class MLflowTracker:
         self._put(lambda: self._open().log_artifacts(str(self.run_id), str(path), "model"))
 
     def log_tournaments(self, groups: Sequence[EpisodeGroup], *, step: int) -> None:
-        """One page with the drawings of the step's tournaments, among the artifacts of the run; nothing without games."""
+        """One page with the drawings of the step's tournaments, among the artifacts of the run; nothing without games.
+
+        Where judges wrote much its texts are cut, so that it stays at a few MB: all of them are in `groups.jsonl`.
+        """
         if any(group.games for group in groups):
-            self._put(lambda: self._write_tournaments(groups, step))
+            records = [group_record(group, step=step) for group in groups]  # no episodes: the queue may be long
+            self._put(lambda: self._write_tournaments(records, step))
 
     def log_episode_trace(
         self, episode: Episode, group: EpisodeGroup, *, reward: float | None, advantage: float | None, step: int
@@ -349,8 +360,8 @@ class MLflowTracker:
         rows = [Metric(clean_name(k), float(v), now, step) for k, v in values.items() if math.isfinite(v)]
         self._open().log_batch(str(self.run_id), metrics=rows)
 
-    def _write_tournaments(self, groups: Sequence[EpisodeGroup], step: int) -> None:
-        page = step_page([json.loads(dumps(group_record(group, step=step))) for group in groups])
+    def _write_tournaments(self, records: Sequence[Mapping[str, Any]], step: int) -> None:
+        page = step_page(records, words=PAGE_WORDS)
         self._open().log_text(str(self.run_id), page, f"arena/step-{step:05d}.html")
 
     def _write_trace(self, trace: EpisodeTrace) -> None:

@@ -6,6 +6,7 @@ finished step is saved, and every worker goes down. A second one ends the proces
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -88,7 +89,6 @@ def train(config: AgentConfig, console: Console | None = None) -> dict[str, Any]
 def _train(algorithm: AgentAlgorithm, console: Console) -> dict[str, Any]:
     config, taskset = algorithm.config, algorithm.taskset
     tasks = taskset.tasks("heldout", config.evaluation_duration, seed=HELD_OUT_SEED)
-    judge, judge_name = evaluation_judge(taskset, config)
     listing = algorithm.listing
     console.print(f"{len(listing.schemas)} tools, {listing.tokens} tokens in every prompt")
     with console.status(f"playing {len(tasks)} held-out tasks with the starting policy"):
@@ -105,8 +105,8 @@ def _train(algorithm: AgentAlgorithm, console: Console) -> dict[str, Any]:
     with console.status(f"playing {len(tasks)} held-out tasks with the trained policy"):
         after = algorithm.play(tasks, name="after", seed=HELD_OUT_SEED)
     summary = {
-        **(compare_attempts(judge, before, after) if tasks else {"held_out_tasks": 0}),
-        "judge": judge_name, "steps": algorithm.learner_steps, "train_seconds": seconds, "seed": config.seed,
+        **(_compare(algorithm, before, after) if tasks else {"held_out_tasks": 0}),
+        "steps": algorithm.learner_steps, "train_seconds": seconds, "seed": config.seed,
     }  # fmt: skip
     _save(algorithm)
     assert algorithm.run_folder and algorithm.tracker
@@ -118,6 +118,11 @@ def _train(algorithm: AgentAlgorithm, console: Console) -> dict[str, Any]:
     algorithm.tracker.log_model_folder(_folder(algorithm) / "model")
     _report(console, algorithm, summary, before, after)
     return summary
+
+
+def _compare(algorithm: AgentAlgorithm, before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]:
+    judge, name = evaluation_judge(algorithm.taskset, algorithm.config)
+    return {**compare_attempts(judge, before, after), "judge": name}
 
 
 def _folder(algorithm: AgentAlgorithm) -> Path:
@@ -152,17 +157,26 @@ def _report(
 def _report_comparison(
     console: Console, summary: dict[str, Any], before: Sequence[Episode], after: Sequence[Episode]
 ) -> None:
-    low, high = summary["win_rate_ci"]
     rows = [
         BeforeAfter("checklist score", summary["checklist_before"], summary["checklist_after"]),
         BeforeAfter("valid tool calls", summary["valid_calls_before"], summary["valid_calls_after"]),
     ]
     console.print(before_after_table(rows, title=f"{len(after)} held-out tasks"))
-    console.print(
-        f"win rate of the trained over the starting policy: [bold]{summary['win_rate']:.2f}[/] of decided games, 95 % interval "
-        f"{low:.2f} to {high:.2f} ({summary['wins']} won, {summary['losses']} lost, {summary['ties']} tied)\njudge: {summary['judge']}\n"
-    )
-    telling = max(
-        range(len(after)), key=lambda n: ((after[n].score or 0) - (before[n].score or 0), -after[n].num_tokens)
-    )
+    games = f"{summary['wins']} won, {summary['losses']} lost, {summary['ties']} tied, {summary['missing']} without a verdict"
+    low, high = summary["win_rate_ci"]
+    rate = f"[bold]{summary['win_rate']:.2f}[/] of decided games, 95 % interval {low:.2f} to {high:.2f}"
+    if not summary["wins"] + summary["losses"]:
+        rate = "unknown, as no game was decided"
+    console.print(f"win rate of the trained over the starting policy: {rate} ({games})\njudge: {summary['judge']}\n")
+    telling = most_telling(before, after)
     console.print(side_by_side(before[telling], after[telling]))
+
+
+def most_telling(before: Sequence[Episode], after: Sequence[Episode]) -> int:
+    """The task whose score rose most, the shortest of equals. A task that misses a score tells nothing of a rise."""
+
+    def key(n: int) -> tuple[float, int]:
+        old, new = before[n].score, after[n].score
+        return (-math.inf if old is None or new is None else new - old), -after[n].num_tokens
+
+    return max(range(len(after)), key=key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -21,6 +20,7 @@ from arenarl.mcp.results import clean_json
 from arenarl.reply_cache import request_key
 from arenarl.types import SamplingParams
 from arenarl.vllm_settings import EngineConfig, engine_args, installed_device, prepare_vllm, read_model
+from arenarl.vllm_thread import build_llm
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 LONGEST_CONTEXT = 16_384  # tokens, unless the user wants more: two long attempts and a reply
 
 
+Fingerprint = list[tuple[str, int, int]]
+
+
 @dataclass(frozen=True)
 class _Engine:
     llm: AsyncLLM
@@ -41,7 +44,8 @@ class _Engine:
 class VLLMEndpoint:
     """A model folder as an `arenarl.endpoint.Endpoint`, on an engine of its own that starts with the first call.
 
-    A call that starts the engine, or finds it starting, waits no longer than its deadline; the start goes on.
+    A call that starts the engine, or finds it starting, waits no longer than its deadline; the start goes on. An engine that did
+    not start, or died, stays down until `aclose`: its calls are outages.
 
     Args:
         model: folder of a Hugging Face model with a tokenizer and a chat template.
@@ -49,7 +53,8 @@ class VLLMEndpoint:
         max_concurrency: requests in the engine at once.
         deadline_s: for one call of `complete`, its waits included.
         tokens_per_step: see `arenarl.endpoint_budget.Budget`.
-        cache: as of `arenarl.endpoint.OpenAIEndpoint`. Other weights in the same folder have other entries.
+        cache: as of `arenarl.endpoint.OpenAIEndpoint`. Other folders, and other weights in the same folder, have other entries;
+            a running engine has those of the files that it loaded.
         engine: further fields of `arenarl.vllm_settings.EngineConfig`, e.g. `kv_cache_bytes` or `gpu_memory_utilization`.
             The core is in a thread on CPU and in a process on GPU.
 
@@ -87,6 +92,7 @@ class VLLMEndpoint:
         self._vocab_size = facts.vocab_size
         self._starting: asyncio.Task[_Engine] | None = None
         self._llm: AsyncLLM | None = None
+        self._loaded: Fingerprint | None = None  # what the engine read; the folder may have changed since
 
     async def complete(
         self,
@@ -100,7 +106,7 @@ class VLLMEndpoint:
         sent = clean_json(messages)
         sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
         asked = {"messages": sent, "schema": schema, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-        key = request_key(model=fingerprint(self._config.model), context=self._config.max_model_len, **asked)
+        key = request_key(model=self._weights(), context=self._config.max_model_len, **asked)
         most = Usage(prompt_tokens=guess_tokens(sent), completion_tokens=max_tokens)
         return await self._calls.run(key, most, lambda used, _: self._send(sent, schema, sampling, used))
 
@@ -134,11 +140,14 @@ class VLLMEndpoint:
             return Outage(kind="unavailable", detail=f"{self.name} did not start: {type(error).__name__}: {error}")
         from vllm.exceptions import VLLMClientError
 
-        ids = engine.renderer.prompt(messages, [])
         try:
+            ids = engine.renderer.prompt(messages, [])
             params = self._params(ids, sampling, schema)
             used.calls += 1
             output = await _generate(engine.llm, ids, params)
+        except asyncio.CancelledError:
+            used.lost = used.calls
+            raise
         except (InvalidRequest, VLLMClientError) as error:
             return Outage(kind="refused", detail=f"{self.name}: {error}")
         except Exception as error:
@@ -166,6 +175,11 @@ class VLLMEndpoint:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
+    def _weights(self) -> Fingerprint:
+        """What the engine of this loop has read; before it starts, what lies in the folder."""
+        here = self._starting is not None and self._starting.get_loop() is asyncio.get_running_loop()
+        return self._loaded if here and self._loaded else fingerprint(self._config.model)
+
     async def _running(self) -> _Engine:
         loop = asyncio.get_running_loop()
         if self._starting is None or self._starting.get_loop() is not loop:
@@ -174,13 +188,14 @@ class VLLMEndpoint:
 
     async def _start(self) -> _Engine:
         await self._stop()  # an engine belongs to the loop that started it
+        self._loaded = fingerprint(self._config.model)
         async with asyncio.timeout(START_TIMEOUT_S):
             renderer = await asyncio.to_thread(_renderer, self._config.model)
             self._llm = await asyncio.to_thread(_build, self._config)
             return _Engine(self._llm, renderer)
 
     async def _stop(self) -> None:
-        llm, self._llm = self._llm, None
+        llm, self._llm, self._loaded = self._llm, None, None
         if llm is not None:
             if llm.output_handler is not None and not llm.output_handler.get_loop().is_closed():
                 llm.output_handler.cancel()  # or it logs the end of the core as an error
@@ -206,23 +221,10 @@ def _build(config: EngineConfig) -> AsyncLLM:
     """An engine with the grammar backend, which needs the tokenizer. Without white space between the parts of the JSON, which a
     weak model may otherwise go on writing to the end of its context."""
     arguments = prepare_vllm(config)
-    from vllm import AsyncEngineArgs
     from vllm.config import StructuredOutputsConfig
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    from arenarl.vllm_thread import core_in
 
     grammar = StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True)
-    preload = os.environ.get("LD_PRELOAD")
-    try:
-        with core_in(config.core):
-            return AsyncLLM.from_engine_args(
-                AsyncEngineArgs(**arguments | {"skip_tokenizer_init": False, "structured_outputs_config": grammar})
-            )
-    finally:  # what vLLM preloads is for its core alone
-        os.environ.pop("LD_PRELOAD", None)
-        if preload is not None:
-            os.environ["LD_PRELOAD"] = preload
+    return build_llm(arguments | {"skip_tokenizer_init": False, "structured_outputs_config": grammar}, config.core)
 
 
 def check_chat_template(model: str) -> None:
@@ -234,10 +236,10 @@ def check_chat_template(model: str) -> None:
         raise ConfigError(f"the tokenizer in '{model}' has no chat template; use an instruct model, or give it one")
 
 
-def fingerprint(model: str) -> list[tuple[str, int, int]]:
-    """Name, size and time of the files of a model folder: what tells two models in one folder apart."""
-    files = sorted(path for path in Path(model).iterdir() if path.suffix in (".json", ".jinja", ".safetensors", ".bin"))
-    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+def fingerprint(model: str) -> Fingerprint:
+    """Path, size and time of the files of a model folder: what tells two models apart, in one folder or in two."""
+    files = sorted(path for path in Path(model).resolve().iterdir() if path.is_file())
+    return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
 
 
 class VLLMJudge(LLMJudge):

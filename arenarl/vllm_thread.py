@@ -13,11 +13,12 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core import EngineCoreProc
 
 log = logging.getLogger(__name__)
@@ -107,6 +108,24 @@ class CoreThread:
 
     def finished_procs(self) -> dict[str, int]:
         return {"EngineCore thread": 1} if self._over.is_set() else {}
+
+
+def build_llm(arguments: Mapping[str, Any], core: Literal["process", "thread"]) -> AsyncLLM:
+    """An `AsyncLLM` from arguments of `AsyncEngineArgs`, its core in a process or a thread. Takes seconds.
+
+    vLLM preloads libraries for its core; the processes that this one starts later, such as tool servers, do not inherit them.
+    """
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    with core_in(core):  # one build at a time, so none keeps what another has preloaded
+        preload = os.environ.get("LD_PRELOAD")
+        try:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+        finally:
+            os.environ.pop("LD_PRELOAD", None)
+            if preload is not None:
+                os.environ["LD_PRELOAD"] = preload
 
 
 @contextmanager

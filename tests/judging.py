@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from arenarl.endpoint import OpenAIEndpoint, Outage, Reply
 from arenarl.judge_rubrics import RUBRICS, Rubric
 from arenarl.types import Episode, Message, Outcome, Task, ToolCall, ToolEvent, ToolResult, Trajectory
 
@@ -33,6 +34,14 @@ def attempt(
         trajectory=Trajectory(messages=messages, events=events, answer=answer),
         outcome=Outcome.TRUNCATED if detail else Outcome.SCORED,
     )  # fmt: skip
+
+
+async def ask(endpoint: OpenAIEndpoint, text: str = "Which is better?", **options: Any) -> Reply | Outage:
+    return await endpoint.complete([{"role": "user", "content": text}], **{"max_tokens": 50, **options})
+
+
+def kind(result: Reply | Outage) -> str:
+    return result.kind if isinstance(result, Outage) else result.finish_reason
 
 
 def reply_value(rubric: Rubric = TRAVEL, *sides: Sequence[Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Every file of algorithms/ scores a group right. Episodes are made by hand; no engine."""
 
+import asyncio
 import importlib
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from arenarl.algorithms.arena_rl import ArenaRL, ArenaRLConfig
 from arenarl.algorithms.grpo import GRPO, GRPOConfig
 from arenarl.arena import resolve
 from arenarl.config import AgentConfig
-from arenarl.errors import ConfigError
+from arenarl.errors import ConfigError, JudgeError
 from arenarl.estimators import ESTIMATORS
 from arenarl.gates import DEFAULT_GATES as GATES
 from arenarl.judge import RubricJudge
@@ -79,6 +80,17 @@ async def test_arena_under_a_judge_outage_gives_nothing():
     assert [game.result.kind for game in scores.games] == ["down"] * 3
 
 
+async def test_a_total_outage_is_no_information_on_members_placed_last_either():
+    class Down:
+        async def compare(self, a, b, task):
+            return Abstention(reason="down")
+
+    for rewards in ("rank", "score"):
+        scores = await ArenaRL.score_group(silence(group(0.9, 0.1, 0.5), 2), arena(rewards=rewards), Down())
+        assert (scores.rewards, scores.advantages) == ((None,) * 3, (0.0,) * 3)
+        assert scores.standings.ranks == scores.standings.scores == (None,) * 3
+
+
 def silence(episodes: EpisodeGroup, *members: int, outcome: Outcome = Outcome.SCORED) -> EpisodeGroup:
     """The group with members that gave no answer."""
     changed = [
@@ -111,6 +123,20 @@ async def test_one_answer_among_silent_attempts_wins_without_a_game_and_silence_
     assert one.games == () and one.advantages == pytest.approx((1.414, -0.707, -0.707), abs=1e-3)
     none = await ArenaRL.score_group(silence(group(0.1, 0.9), 0, 1), arena(), RubricJudge())
     assert none.advantages == (0.0, 0.0)
+
+
+async def test_a_member_placed_last_with_nobody_to_compare_with_has_no_place():
+    alone = await ArenaRL.score_group(silence(group(0.1, 0.9, failed=(0,)), 1), arena(), RubricJudge())
+    assert alone.rewards == alone.advantages == alone.standings.ranks == alone.standings.scores == (None, None)
+    assert alone.standings.gated == ("failed", "no_answer")
+
+
+async def test_a_topology_may_be_a_plan_of_ones_own():
+    def ring(n, rng, orders):
+        yield [(k, (k + 1) % n) for k in range(n)]
+
+    scores = await ArenaRL.score_group(group(0.1, 0.9, 0.5), arena(topology=ring), RubricJudge())
+    assert scores.standings.topology == "ring" and scores.standings.ranks == (2.0, 0.0, 1.0)
 
 
 async def test_a_judge_ranks_attempts_that_no_checklist_could_score():
@@ -161,6 +187,35 @@ async def test_grpo_takes_the_mean_of_a_judges_marks():
     assert scores.rewards == pytest.approx((1.1, 0.6, None, None))
     assert scores.advantages == pytest.approx((1.0, -1.0, None, None), abs=1e-4)
     assert [len(given) for given in scores.marks] == [2, 2, 2, 0]
+
+
+@pytest.mark.parametrize("mark", [Mark(score=float("nan")), Verdict(score_a=1, score_b=0), None, KeyError("prompt")])
+async def test_what_is_no_mark_is_an_error_that_names_the_attempt(mark):
+    class Broken(Fifths):
+        async def mark(self, a, task, repeat=0):
+            if isinstance(mark, Exception):
+                raise mark
+            return mark
+
+    with pytest.raises(JudgeError, match="marking g/0"):
+        await GRPO.score_group(group(1.0, 0.5), GRPOConfig().training(marks=1), Broken())
+
+
+async def test_a_judge_that_raises_ends_the_other_marks():
+    ended = []
+
+    class Stuck(Fifths):
+        async def mark(self, a, task, repeat=0):
+            if a.member == 2:
+                raise KeyError("prompt")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(a.member)
+
+    with pytest.raises(JudgeError, match="marking g/2: KeyError: 'prompt'"):
+        await GRPO.score_group(group(1.0, 0.5, 0.2), GRPOConfig().training(marks=1), Stuck())
+    assert sorted(ended) == [0, 1]
 
 
 def test_a_judge_that_cannot_mark_is_refused_where_marks_are_asked_for():

@@ -10,7 +10,7 @@ from arenarl.arena import TournamentResult, rate, resolve, run_tournament
 from arenarl.errors import ConfigError, JudgeError
 from arenarl.estimators import ESTIMATORS, Estimate, Estimator, by_depth, margin_ls
 from arenarl.topologies import PAPER_TOPOLOGIES, TOPOLOGIES
-from arenarl.types import Abstention, Game, Verdict
+from arenarl.types import Abstention, Game, Mark, Verdict
 
 DOWN = Abstention(reason="outage: judge is down")
 EVERY_SETTING = [(t, e, o) for t in TOPOLOGIES for e in ESTIMATORS for o in (1, 2)]
@@ -105,6 +105,8 @@ def test_rate_leaves_out_whoever_has_no_score():
     assert ranks.tolist() == pytest.approx([1, math.nan, 0], nan_ok=True)
     assert rewards.tolist() == pytest.approx([0, math.nan, 1], nan_ok=True)
     assert advantages.tolist() == pytest.approx([-1, math.nan, 1], nan_ok=True, rel=1e-5)
+    ranks, rewards, advantages = rate(np.array([7.0, math.nan]), "rank", True)
+    assert (ranks[0], rewards[0], advantages[0]) == (0, 1, 0)  # alone: first, and no signal
 
 
 @pytest.mark.parametrize(("topology", "estimator", "orders"), EVERY_SETTING)
@@ -289,7 +291,15 @@ async def test_a_game_that_never_ends_is_an_abstention():
 
 
 @pytest.mark.parametrize(
-    "answer", [None, (1, 0), Verdict(score_a=math.nan, score_b=0), Verdict(score_a=math.inf, score_b=0)]
+    "answer",
+    [
+        None,
+        (1, 0),
+        Mark(score=1),
+        Verdict(score_a=math.nan, score_b=0),
+        Verdict(score_a=0, score_b=math.inf),
+        Verdict(score_a="7", score_b=0),
+    ],
 )
 async def test_what_is_no_verdict_is_an_error_that_names_the_game(answer):
     async def compare(i, j):

@@ -12,7 +12,7 @@ from test_drawing import HOSTILE, group, played
 from arenarl.arena_show import show
 from arenarl.errors import ConfigError
 from arenarl.tracking import RunFolder
-from arenarl.types import EpisodeGroup, Game, Standings, Verdict
+from arenarl.types import EpisodeGroup, Game, Standings, Task, Verdict
 
 
 def run_of(folder: Path, **steps: list[EpisodeGroup]) -> Path:
@@ -118,12 +118,21 @@ async def test_hostile_text_cannot_move_the_cursor(tmp_path: Path, encoding: str
     assert "Upper bracket and final" in output
 
 
+@pytest.mark.parametrize(("encoding", "end"), [("utf-8", "…"), ("ascii", ".")])
+async def test_a_long_prompt_is_cut_to_two_lines(tmp_path: Path, encoding: str, end: str):
+    of = await played("anchor", 2, task=Task(task_id="t", kind="k", prompt="x" * 1000))
+    output = shown(run_of(tmp_path, s0=[of]), width=100, encoding=encoding)
+    assert "".join(re.findall("x+.?", output)) == "x" * 199 + end
+
+
 async def test_what_cannot_be_shown_is_refused(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "fresh").mkdir()
     (tmp_path / "fresh" / "groups.jsonl").touch()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "groups.jsonl").write_text('nonsense\n{"step": 1}\n')
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "groups.jsonl").write_text('{"games": []}\n')
     run = run_of(tmp_path, **{f"s{k}": [await played("anchor", 2)] for k in (1, 2, 3, 7)})
     pointwise = run_of(tmp_path / "grpo", s1=[group(2)])
     for folder, step, message in (
@@ -131,6 +140,7 @@ async def test_what_cannot_be_shown_is_refused(tmp_path: Path):
         (tmp_path / "empty", None, "has no groups.jsonl; give"),
         (tmp_path / "fresh", None, "no group yet; wait"),
         (tmp_path / "broken", None, "groups.jsonl.*line 1.*; repair"),
+        (tmp_path / "foreign", None, "groups.jsonl' cannot be read .a line without a step"),
         (run, 5, "step 5 is not in run .*; it has 1 to 3, 7: give one"),
         (pointwise, None, "has no games: its algorithm plays none, as GRPO; give"),
     ):

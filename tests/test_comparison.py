@@ -8,16 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arenarl import comparison
+from arenarl.cli import load_config
 from arenarl.comparison import (
     Attempts,
+    close_judges,
     compare_attempts,
     evaluation_judge,
+    evaluation_judges,
     load_judge,
-    mean_score,
-    measure_mean,
-    measure_share,
     pair_up,
-    passes,
     play_games,
     rule,
     valid,
@@ -158,8 +157,8 @@ def test_the_other_side_has_the_mirror_image(ours, theirs, bias):
 
 
 class Faulty:
-    def __init__(self, answer: object) -> None:
-        self.answer, self.closed = answer, False
+    def __init__(self, answer: object, on_close: BaseException | None = None) -> None:
+        self.answer, self.on_close, self.closed = answer, on_close, 0
 
     async def compare(self, a: Episode, b: Episode, task: Task) -> object:
         if isinstance(self.answer, BaseException):
@@ -167,20 +166,51 @@ class Faulty:
         return self.answer
 
     async def aclose(self) -> None:
-        self.closed = True
+        self.closed += 1
+        if self.on_close:
+            raise self.on_close
 
 
 @pytest.mark.parametrize("answer", [ValueError("boom"), 0.5, Verdict(score_a=math.nan, score_b=0.0)])
 def test_what_is_no_verdict_stops_the_evaluation_and_every_judge_is_closed(answer):
     judges = [Reader(), Faulty(answer)]
-    with pytest.raises(JudgeError, match="comparing o with t"):
+    with pytest.raises(JudgeError, match=r"^o against t: comparing"):
         play_games(judges, pair_up([[attempt("1 1", name="o")]], [[attempt("1 1", name="t")]]))
-    assert judges[0].closed and judges[1].closed
+    assert (judges[0].closed, judges[1].closed) == (1, 1)
 
 
-def test_a_judge_that_times_out_abstains():
-    (answers,) = play_games([Faulty(TimeoutError("server is slow"))], pair_up([[attempt("1")]], [[attempt("2")]]))
-    assert [a.reason for a in answers] == ["timeout: server is slow"]
+@pytest.mark.parametrize(("error", "reason"), [("server is slow", "server is slow"), ("", "no verdict after 600 s")])
+def test_a_judge_that_times_out_abstains(error, reason):
+    slow = Faulty(TimeoutError(error) if error else TimeoutError())
+    (answers,) = play_games([slow], pair_up([[attempt("1")]], [[attempt("2")]]))
+    assert [a.reason for a in answers] == [f"timeout: {reason}"]
+
+
+def test_a_judge_that_does_not_close_is_logged_and_the_others_are_closed(caplog):
+    judges = [Faulty(None, on_close=OSError("stuck")), Reader()]
+    asyncio.run(close_judges([*judges, RubricJudge()]))
+    assert (judges[0].closed, judges[1].closed) == (1, 1)
+    assert "judge Faulty did not close: OSError: stuck" in caplog.text
+
+
+class Crowded(Reader):
+    """Counts how many wait for it at once."""
+
+    inside, most = 0, 0
+
+    async def compare(self, a: Episode, b: Episode, task: Task) -> Verdict | Abstention:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self.inside -= 1
+        return await super().compare(a, b, task)
+
+
+def test_no_more_games_than_a_judge_can_answer_within_its_deadline_are_in_flight():
+    judge = Crowded()
+    played = judged(judge, [[attempt("2 2")]] * 100, [[attempt("1 1")]] * 100)
+    assert (judge.most, judge.seen, played.valid_pairs.wins) == (2 * comparison.AT_ONCE, 200, 100)
 
 
 def test_before_and_after_leave_out_what_the_infrastructure_lost_and_judge_the_rest():
@@ -190,28 +220,6 @@ def test_before_and_after_leave_out_what_the_infrastructure_lost_and_judge_the_r
     result = compare_attempts(judge, before, after)
     assert [result[k] for k in ("wins", "losses", "ties", "missing", "win_rate")] == [1, 1, 0, 2, 0.5]
     assert (result["checklist_gain"], result["held_out_tasks"]) == (0.25, 4)
-
-
-# -- each side by itself --------------------------------------------------------------------------------------------------
-
-
-def test_shares_count_attempts_and_difference_pairs_tasks():
-    ours = [[attempt("a"), CUT], [attempt("a"), LOST], [LOST]]
-    theirs = [[CUT], [attempt("a")], [attempt("a")]]
-    measure = measure_share(lambda e: [] if e is LOST else [float(valid(e))], ours, theirs)
-    assert (measure.ours.met, measure.ours.total, measure.theirs.met, measure.theirs.total) == (2, 3, 2, 3)
-    assert (measure.difference.mean, measure.difference.count, measure.difference.missing) == (0.25, 2, 1)
-
-
-def test_pass_rates_of_each_task_and_their_mean():
-    side = [[attempt("a", score=s) for s in scores] for scores in ([1.0, 0.5, 1.0], [0.0, 0.0, 0.9], [1.0])]
-    assert [passes(2, 1.0, every=False)(task) for task in side] == [1.0, 0.0, None]
-    assert [passes(2, 1.0, every=True)(task) for task in side] == [pytest.approx(1 / 3), 0.0, None]
-    assert [passes(1, 0.9, every=True)(task) for task in side] == pytest.approx([2 / 3, 1 / 3, 1.0])
-    mean = measure_mean(passes(2, 1.0, every=False), side).ours
-    assert (mean.mean, mean.count, mean.missing) == (0.5, 2, 1)
-    assert mean_score([LOST, attempt("a", score=0.2), attempt("a", score=0.4)]) == pytest.approx(0.3)
-    assert mean_score([LOST]) is None
 
 
 # -- judges ---------------------------------------------------------------------------------------------------------------
@@ -230,6 +238,8 @@ def test_a_judge_is_named_with_its_arguments():
         ("arenarl.judge:RubricJudge{noise: 1}", "no JSON object"),
         ('arenarl.judge:RubricJudge{"nose": 1}', "nose"),
         ('arenarl.judge:RubricJudge{"noise": -1}', "noise=-1"),
+        ("os:getcwd", "'os:getcwd' has no method compare.*'module:Class'"),
+        ("asyncio:get_running_loop", "'asyncio:get_running_loop' cannot be built.*RuntimeError"),
     ],
 )
 def test_a_judge_that_cannot_be_built_is_refused(text, says):
@@ -247,3 +257,14 @@ def test_the_verifier_of_a_task_set_judges_evaluations():
     )  # fmt: skip
     assert "not used in training" in name
     assert asyncio.run(judge.compare(silent, silent, task)) == Verdict(score_a=0.0, score_b=0.0)
+
+
+def test_judges_of_one_name_are_told_apart_and_arguments_that_are_no_json_are_shown():
+    config = load_config("experiments/quickstart.py", [])
+    config.judging(judge_config={"seed": frozenset({1})})
+    found = evaluation_judges(
+        TravelTasks(), config, ["arenarl.judge:RubricJudge", 'arenarl.judge:RubricJudge{"seed": 1}']
+    )
+    assert [j.name for j in found] == ["RubricJudge", "travel verifier", "RubricJudge 2", "RubricJudge 3"]
+    assert found[0].about == 'arenarl.judge:RubricJudge{"seed": [1]}, the training judge'
+    assert [j.judge.seed for j in found[2:]] == [0, 1]

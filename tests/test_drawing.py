@@ -150,6 +150,12 @@ async def test_seeding_bars_are_margins_to_the_anchor():
     assert "Seeding: margins to member 0 Seeding games against member 0 3: +3, 2: +2, 1: +1, 0: 0" in page
 
 
+async def test_the_anchor_of_the_seeding_is_who_met_everybody_from_side_a():
+    two = await played("single_elimination", 2)
+    games = tuple(replace(game, i={0: 3, 1: 8}[game.i], j={0: 3, 1: 8}[game.j]) for game in two.games)
+    assert "Seeding: margins to member 3" in text(draw(record(group(9, games=games, standings=two.standings))))
+
+
 # -- graph and matrix
 
 
@@ -228,6 +234,19 @@ def test_the_judges_json_is_read_and_a_long_text_folds():
     assert classes(page)["words"] == 1 and "x" * 2000 + " …" in page and "x" * 2001 not in page
 
 
+def test_the_words_of_a_page_share_a_budget():
+    halves = (Verdict(score_a=1, score_b=0, raw="x" * 900), Verdict(score_a=1, score_b=0, raw="y" * 900))
+    games = tuple(Game(i=0, j=1, round=0, result=Verdict(score_a=1, score_b=1), halves=halves) for _ in range(10))
+    pages = {w: step_page([record(group(2, games=games))], words=w) for w in (None, 100_000, 2000)}
+    longest = {w: len(max(re.findall("x+|y+", page), key=len)) for w, page in pages.items()}
+    assert longest == {None: 900, 100_000: 900, 2000: 100}
+
+
+def test_a_dimension_that_is_no_number_is_a_dash():
+    result = Verdict(score_a=1, score_b=0, dimensions={"depth": (float("nan"), 2.0)})
+    assert "depth – : 2" in text(draw(record(group(2, games=(Game(i=0, j=1, round=0, result=result),)))))
+
+
 @pytest.mark.parametrize("raw", ['{"a":' * 100_000 + "}", "{}", "{", "}{", '{"a": 1}', "[1]"])
 def test_words_that_are_no_json_are_shown_as_they_are(raw: str):
     game = Game(i=0, j=1, round=0, result=Verdict(score_a=1, score_b=0, raw=raw))
@@ -241,7 +260,7 @@ async def test_hostile_text_stays_text(topology: str):
     bad = Abstention(reason=HOSTILE, raw=HOSTILE)
     games = tuple(replace(game, result=bad if k % 3 else result) for k, game in enumerate(of.games))
     standings = replace(of.standings, gated=(HOSTILE, *[""] * 8))
-    page = step_page([record(replace(of, games=games, standings=standings))] * 2)
+    page = step_page([record(replace(of, games=games, standings=standings)) | {"step": HOSTILE}] * 2)
     assert not {e.tag.rpartition("}")[2] for e in parsed(page).iter()} & {"script", "img", "iframe"}
     assert not re.search(r"<script|[\x00-\x08\x0b-\x1f\ud800-\udfff\u202e]", page)
     assert "<script>alert(1)</script>" in text(page)

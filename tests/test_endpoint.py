@@ -8,15 +8,15 @@ import pickle
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from arenarl.endpoint import OpenAIEndpoint, Outage, Reply
-from arenarl.endpoint_budget import Budget, Usage
-from arenarl.endpoint_wire import backoff, seconds_until
+from arenarl.endpoint_wire import backoff, guess_tokens, seconds_until
 from arenarl.errors import ConfigError
+from tests.judging import ask, kind
 from tests.servers.fault_endpoint import (
     FaultEndpoint,
     body,
@@ -32,11 +32,23 @@ from tests.servers.fault_endpoint import (
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 DEEP = b"[" * 100_000
+NESTED = "[" * 700 + "]" * 700  # which the parser takes, and what walks through it may not
+KEY = "ARENARL_TEST_KEY"
 ROOT = Path(__file__).resolve().parent.parent
 
 
-async def ask(endpoint: OpenAIEndpoint, text: str = "Which is better?", **options) -> Reply | Outage:
-    return await endpoint.complete([{"role": "user", "content": text}], **{"max_tokens": 50, **options})
+def completion_with(**message: str) -> bytes:
+    """A completion whose message has these members, given as JSON text."""
+    text = ", ".join(f'"{name}": {value}' for name, value in message.items())
+    return f'{{"choices": [{{"finish_reason": "stop", "message": {{{text}}}}}]}}'.encode()
+
+
+@pytest.fixture
+def key() -> Iterator[str]:
+    """A key in the environment, with the line end that `cat` of a file leaves behind it."""
+    os.environ[KEY] = "sk-very-secret\n"
+    yield "sk-very-secret"
+    del os.environ[KEY]
 
 
 async def ask_once(*script, **settings) -> tuple[Reply | Outage, FaultEndpoint]:
@@ -45,10 +57,6 @@ async def ask_once(*script, **settings) -> tuple[Reply | Outage, FaultEndpoint]:
         result = await ask(endpoint)
         await endpoint.aclose()
         return result, server
-
-
-def kind(result: Reply | Outage) -> str:
-    return result.kind if isinstance(result, Outage) else result.finish_reason
 
 
 @pytest.mark.parametrize(
@@ -63,6 +71,7 @@ def kind(result: Reply | Outage) -> str:
         ((reset, reply()), "stop", 2),
         ((cut, reply()), "stop", 2),
         ((reply(finish_reason="abort"), reply()), "stop", 2),
+        ((reply(finish_reason="error"), reply()), "stop", 2),
         ((status(404), reply()), "refused", 1),
         ((status(400, "the prompt is too long"), reply()), "refused", 1),
         ((status(429, "insufficient_quota"), reply()), "refused", 1),
@@ -77,6 +86,8 @@ def kind(result: Reply | Outage) -> str:
         ((body(b"\xff\xfe"), reply()), "protocol", 1),
         ((body(DEEP), reply()), "protocol", 1),
         ((body(b""), reply()), "protocol", 1),
+        ((body(completion_with(content=NESTED)), reply()), "protocol", 1),
+        ((body(completion_with(refusal=NESTED)), reply()), "refused", 1),
     ],
 )
 async def test_what_a_server_does_and_what_comes_of_it(script, expected, calls):
@@ -89,7 +100,7 @@ async def test_what_a_server_does_and_what_comes_of_it(script, expected, calls):
     [(status(429), "rate_limited"), (status(502), "unavailable"), (reset, "unavailable"), (stall, "timeout")],
 )
 async def test_who_fails_to_the_end_is_asked_max_attempts_times(step, expected):
-    result, server = await ask_once(step, max_attempts=2, request_timeout_s=0.2)
+    result, server = await ask_once(step, max_attempts=2, request_timeout_s=0.2 if step is stall else 30.0)
     assert (kind(result), result.calls, len(server.requests)) == (expected, 2, 2)
 
 
@@ -111,6 +122,10 @@ async def test_tokens_are_guessed_where_the_server_does_not_count():
     del silent["usage"]
     result, _ = await ask_once(body(json.dumps(silent).encode()))
     assert (result.prompt_tokens, result.completion_tokens) == (1 + len("Which is better?") // 4, 10)
+
+
+def test_a_character_that_is_not_ascii_counts_as_a_token():
+    assert guess_tokens([{"content": "a" * 9}, {"content": "预算 100 元"}]) == 1 + 9 // 4 + 3 + 5 // 4
 
 
 async def test_all_was_spent_on_thinking():
@@ -158,17 +173,6 @@ async def test_the_server_never_sees_more_than_max_concurrency_requests():
         await endpoint.aclose()
 
 
-async def test_a_cancelled_call_gives_its_slot_and_its_reservation_back():
-    with FaultEndpoint(stall, reply()) as server:
-        endpoint = OpenAIEndpoint(server.url, "judge", max_concurrency=1, tokens_per_step=50)
-        task = asyncio.create_task(ask(endpoint))
-        await asyncio.to_thread(server.arrived.acquire)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert kind(await ask(endpoint)) == "stop"
-
-
 @pytest.mark.parametrize(
     ("refused", "taken"),
     [((), "json_schema"), (("json_schema",), "json_object"), (("json_schema", "json_object"), "none")],
@@ -192,6 +196,13 @@ async def test_a_format_that_was_asked_for_by_name_has_no_substitute(structured)
         assert (await ask(endpoint)).text == "none"
 
 
+async def test_an_error_that_only_speaks_of_formats_is_not_remembered():
+    with FaultEndpoint(*[status(400, "no JSON schema in prompts")] * 3, refusing_formats()) as server:
+        endpoint = OpenAIEndpoint(server.url, "judge")
+        assert kind(await ask(endpoint, schema=SCHEMA)) == "refused" and len(server.requests) == 3
+        assert (await ask(endpoint, schema=SCHEMA)).text == "json_schema"
+
+
 async def test_the_request_holds_what_was_asked_for_and_nothing_else():
     extra = {"max_tokens": None, "max_completion_tokens": 7, "reasoning_effort": "low"}
     _, plain = await ask_once()
@@ -201,10 +212,19 @@ async def test_the_request_holds_what_was_asked_for_and_nothing_else():
     assert changed.requests == [common | {"max_completion_tokens": 7, "reasoning_effort": "low"}]
 
 
-async def test_the_key_is_sent_and_never_shown():
-    key = os.environ["PATH"]  # some variable that is set
-    result, server = await ask_once(status(401, f"wrong key {key}"), api_key_env="PATH")
-    assert server.keys == [f"Bearer {key}"] and "wrong key ***" in result.detail and key not in result.detail
+@pytest.mark.parametrize("step", [status(401, "wrong key sk-very-secret"), body(b"{'wrong key': 'sk-very-secret'}")])
+async def test_the_key_is_sent_and_never_shown(step, key):
+    result, server = await ask_once(step, api_key_env=KEY)
+    assert server.keys == [f"Bearer {key}"] and "wrong key" in result.detail and "***" in result.detail
+    assert key not in result.detail
+
+
+@pytest.mark.parametrize("value", ["sk-s\u00e9cret", "sk-\nsecret"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(value, key):
+    os.environ[KEY] = value
+    with pytest.raises(ConfigError, match=KEY) as error:
+        OpenAIEndpoint("http://localhost:8000/v1", "judge", api_key_env=KEY)
+    assert "cret" not in str(error.value)
 
 
 async def test_characters_that_no_encoder_takes_do_no_harm():
@@ -213,37 +233,6 @@ async def test_characters_that_no_encoder_takes_do_no_harm():
         endpoint = OpenAIEndpoint(server.url, "judge", cache=":memory:")
         assert (await ask(endpoint, "a \udc00 b")).text == "cut \ufffd here"
         assert server.requests[0]["messages"][0]["content"] == "a \ufffd b"
-
-
-@pytest.mark.parametrize(
-    "limit", [{"tokens_per_step": 250}, {"cost_per_step": 0.5, "price_in": 1000.0, "price_out": 5000.0}]
-)
-@pytest.mark.parametrize("at_once", [1, 10])
-async def test_a_step_uses_its_budget_and_at_most_one_call_more(limit, at_once):
-    """A call takes 120 tokens, or 100 / 1e6 * 1000 + 20 / 1e6 * 5000 = 0.2: three fit below the limit and one over it."""
-    with FaultEndpoint() as server:
-        endpoint = OpenAIEndpoint(server.url, "judge", max_concurrency=at_once, **limit)
-        for version, expected in [(1, {"stop": 3, "budget": 7}), (1, {"budget": 10}), (2, {"stop": 3, "budget": 7})]:
-            endpoint.begin_step(version)
-            results = await asyncio.gather(*(ask(endpoint, max_tokens=1000) for _ in range(10)))
-            assert Counter(map(kind, results)) == expected
-        assert len(server.requests) == 6
-        await endpoint.aclose()
-
-
-def test_a_budget_counts_what_may_still_be_used_and_books_on_the_step_that_began_it():
-    budget, most = Budget(tokens_per_step=100), Usage(prompt_tokens=30, completion_tokens=30)
-    budget.begin_step(1)
-    first, second = budget.reserve(most), budget.reserve(most)
-    assert first and second and budget.reserve(most) is None and budget.spent() is None
-    first.settle(Usage(1, 10, 10))
-    third = budget.reserve(most)
-    assert third and budget.reserve(most) is None
-    budget.begin_step(2)
-    second.settle(Usage(1, 500, 500))
-    assert budget.spent() is None and budget.reserve(most)
-    third.settle(Usage())
-    assert budget.spent() is None
 
 
 async def test_a_reply_from_the_cache_costs_nothing(tmp_path):
@@ -258,6 +247,13 @@ async def test_a_reply_from_the_cache_costs_nothing(tmp_path):
         again.begin_step(1)
         assert (await ask(again, schema=SCHEMA)).text == "three" and len(server.requests) == 3
         await again.aclose()
+
+
+async def test_replies_are_kept_apart_by_a_seed_that_the_server_does_not_see():
+    with FaultEndpoint(reply("one"), reply("two")) as server:
+        endpoint = OpenAIEndpoint(server.url, "judge", cache=":memory:", extra_body={"seed": None})
+        assert [(await ask(endpoint, seed=seed)).text for seed in (0, 1, 0)] == ["one", "two", "one"]
+        assert not any("seed" in request for request in server.requests)
 
 
 async def test_failures_and_cut_replies_are_not_kept():
@@ -352,6 +348,10 @@ def test_one_endpoint_in_one_loop_after_the_other():
         ({"base_url": None}, "base_url=None"),
         ({"base_url": "https://api.example.com/v1", "api_key_env": "ARENARL_NO_KEY"}, "ARENARL_NO_KEY is not set"),
         ({"api_key_env": "ARENARL_NO_KEY"}, "ARENARL_NO_KEY is not set"),
+        ({"base_url": "http://host/v1?key=secret"}, "base_url must not hold"),
+        ({"base_url": "http://me:secret@host/v1"}, "base_url must not hold"),
+        ({"extra_body": {"messages": []}}, "must not hold 'messages'"),
+        ({"extra_body": 7}, "extra_body=7"),
         ({"model": ""}, "model=''"),
         ({"max_concurrency": 0}, "max_concurrency=0"),
         ({"max_attempts": 1.5}, "max_attempts=1.5 must be a whole number"),
@@ -371,7 +371,7 @@ def test_one_endpoint_in_one_loop_after_the_other():
 def test_bad_settings_are_refused_by_name(settings, says):
     with pytest.raises(ConfigError) as error:
         OpenAIEndpoint(**{"base_url": "http://localhost:8000/v1", "model": "judge", **settings})
-    assert says in str(error.value)
+    assert says in str(error.value) and "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_win_rate_of_the_other_side_is_the_mirror_image(margins):
 
 def test_mean_difference_pairs_tasks_and_counts_gaps():
     result = bootstrap_mean_difference([0.5, 0.75, None, 1.0], [0.25, 0.5, 0.9, math.nan])
-    assert (result.mean, result.low, result.high) == (0.25, 0.25, 0.25)
+    assert result.mean == 0.25 and math.isnan(result.low) and math.isnan(result.high)
     assert (result.count, result.missing) == (2, 2)
 
 
@@ -95,12 +95,22 @@ def test_a_share_has_the_interval_of_its_independent_trials():
     assert math.isnan(share(0, 0).rate) and math.isnan(share(0, 0, independent=0).high)
 
 
-def test_equal_shares_have_wilsons_interval_and_other_equal_values_none():
+def test_the_interval_of_few_values_is_as_wide_as_students():
+    values = np.linspace(0, 1, 12)
+    half = 2.201 * float(np.std(values, ddof=1)) / math.sqrt(12)  # t of 11 degrees of freedom
+    for shares in (True, False):
+        result = bootstrap_mean(values.tolist(), shares=shares)
+        assert [result.low, result.high] == pytest.approx([0.5 - half, 0.5 + half], abs=0.01)
+
+
+def test_where_a_bootstrap_knows_nothing_shares_have_wilsons_interval_and_others_none():
     certain = bootstrap_mean([1.0] * 10, shares=True)
     assert (certain.mean, certain.high) == (1.0, 1.0)
     assert certain.low == pytest.approx(10 / (10 + 1.96**2), abs=1e-4)
-    assert bootstrap_mean([1.0] * 10).low == 1.0
-    assert bootstrap_mean([0.0, 1.0], shares=True) == bootstrap_mean([0.0, 1.0])
+    few, wilson = bootstrap_mean([0.4, 0.6, None, 0.5, 0.5, 0.5], shares=True), share(2.5, 5)
+    assert (few.low, few.high) == pytest.approx((wilson.low, wilson.high))
+    for values in ([1.0] * 10, [0.4, 0.6, None, 0.5, 0.5, 0.5]):
+        assert math.isnan(bootstrap_mean(values).low) and math.isnan(bootstrap_mean(values).high)
 
 
 def test_the_mean_of_two_judges_has_the_interval_of_the_one_that_decided_less():
@@ -110,7 +120,7 @@ def test_the_mean_of_two_judges_has_the_interval_of_the_one_that_decided_less():
     assert (mean.count, mean.missing) == (10, 1)
     wilson = share(5.875, 10)
     assert (mean.low, mean.high) == pytest.approx((wilson.low, wilson.high))
-    assert math.isnan(mean_win_rate([win_rate([])]).mean)
+    assert math.isnan(mean_win_rate([win_rate([])]).mean) and math.isnan(mean_win_rate([]).low)
 
 
 def test_kappa_by_hand():

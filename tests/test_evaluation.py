@@ -12,13 +12,24 @@ import pytest
 from rich.console import Console
 
 from arenarl.cli import load_config, main
-from arenarl.comparison import NamedJudge, mean_score
+from arenarl.comparison import NamedJudge, valid
 from arenarl.envs.travel import TravelTasks
+from arenarl.errors import McpServerError
 from arenarl.evaluate import bootstrap_mean
-from arenarl.evaluation import EvaluationPlan, assess
+from arenarl.evaluation import (
+    EvaluationPlan,
+    assess,
+    mean_score,
+    measure_mean,
+    measure_share,
+    other_side,
+    passes,
+    plan_evaluation,
+    run_evaluation,
+)
 from arenarl.evaluation_tables import print_evaluation
 from arenarl.judge import RubricJudge
-from arenarl.references import read_references
+from arenarl.references import References, read_references, write_references
 from arenarl.types import Episode, Outcome, Task, Trajectory, Verdict
 
 QUICKSTART = "experiments/quickstart.py"
@@ -74,13 +85,19 @@ def test_a_model_meets_what_it_stored(tmp_path):
         (["--against", MODEL, "--judge", "arenarl.judge:RubricJudge{1"], ["'arenarl.judge:RubricJudge{1'", "no JSON object"]),
         (["--save", "no/folder/refs.jsonl"], ["--save 'no/folder/refs.jsonl'", "make 'no/folder' first"]),
         (["--out", "README.md"], ["--out 'README.md' exists already", "name another file"]),
+        (["--save", "a" * 300], ["--save 'aaa", "cannot be a file", "name too long"]),
+        (["--save", "x.json", "--out", "./x.json"], ["--save and --out are both './x.json'", "name two files"]),
+        (["--attempts", "x"], ["--attempts", "'x'", "arenarl eval --help"]),
+        (["--frobnicate"], ["--frobnicate", "--help"]),
+        (["--against", MODEL, "judge=os:getcwd"], ["'os:getcwd'", "no method compare", "'module:Class'"]),
+        (["judge_config=3"], ["judge_config=3", "mapping"]),
         (["env=tests.tasksets:NoTasks"], ["no task in its 'heldout' split"]),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_with_the_remedy(arguments, says, capsys):
     assert main(["eval", QUICKSTART, *arguments]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and all(part in error for part in says), error
+    assert error.count("\n") == 1 and all(part.lower() in error.lower() for part in says), error
 
 
 # -- what is reported, on attempts made by hand ---------------------------------------------------------------------------
@@ -149,7 +166,11 @@ def test_the_report_in_numbers():
     assert found.measures["pass@1"].ours.mean == pytest.approx((0.5 + 0 + 1 + 0) / 4)
     assert (found.measures["pass@2"].ours.mean, found.measures["pass^2"].ours.mean) == pytest.approx((2 / 3, 1 / 3))
     assert found.measures["pass@2"].theirs.count == 0
-    assert found.kinds["far"].win.all_queries.mean == 0.5 and math.isnan(found.kinds["near"].score.theirs.low)
+    assert found.kinds["far"].win.all_queries.mean == 0.5 and math.isnan(found.kinds["near"].score.difference.low)
+    one = 1.96**2  # Wilson's interval of half a success in one trial
+    assert found.kinds["near"].score.theirs.low == pytest.approx(
+        0.5 - 1.96 / 2 / (1 + one) * (1 + one) ** 0.5, abs=1e-4
+    )
     assert (found.checklist["called:b"].ours.met, found.checklist["kept"].ours.total) == (5.0, 6)
     assert list(found.checklist_groups) == ["called:*", "kept"]
     assert (found.checklist_groups["called:*"].ours.met, found.checklist_groups["called:*"].ours.total) == (11.0, 14)
@@ -170,6 +191,13 @@ def test_the_tables_fit_and_show_each_number_with_its_interval(width):
         assert part in " ".join(text.split()), part
 
 
+def test_a_reference_file_cannot_move_the_cursor():
+    cut = attempt(TASKS[0], None, None, Outcome.TRUNCATED, "turns\x1b[2J")
+    console = Console(width=200, file=io.StringIO())
+    print_evaluation(assess(plan(), ("m", OURS), ("file\x1b[2J", [[cut], [cut], [cut], [cut]])), console)
+    assert "4 not valid (truncated: turns·[2J)" in console.file.getvalue() and "\x1b" not in console.file.getvalue()
+
+
 def test_one_side_alone_is_measured_without_judges():
     found = assess(replace(plan(), judges=()), ("m", OURS), None)
     assert found.theirs is None and found.win is None and found.measures["pass@1"].difference is None
@@ -178,3 +206,80 @@ def test_one_side_alone_is_measured_without_judges():
     text = console.export_text()
     assert "win" not in text and "theirs" not in text and "valid generations" in text
     assert not Path("file").exists()
+
+
+# -- each side by itself --------------------------------------------------------------------------------------------------
+
+WHOLE, CUT = attempt(TASKS[0], 0.5, "a"), attempt(TASKS[0], 0.5, "a", Outcome.TRUNCATED, "turns")
+LOST = attempt(TASKS[0], None, None, Outcome.FAILED, "dead")
+
+
+def test_shares_count_attempts_and_difference_pairs_tasks():
+    ours = [[WHOLE, CUT], [WHOLE, LOST], [LOST]]
+    theirs = [[CUT], [WHOLE], [WHOLE]]
+    measure = measure_share(lambda e: [] if e is LOST else [float(valid(e))], ours, theirs)
+    assert (measure.ours.met, measure.ours.total, measure.theirs.met, measure.theirs.total) == (2, 3, 2, 3)
+    assert (measure.difference.mean, measure.difference.count, measure.difference.missing) == (0.25, 2, 1)
+
+
+def test_pass_rates_of_each_task_and_their_mean():
+    side = [[attempt(TASKS[0], s, "a") for s in scores] for scores in ([1.0, 0.5, 1.0], [0.0, 0.0, 0.9], [1.0])]
+    assert [passes(2, 1.0, every=False)(task) for task in side] == [1.0, 0.0, None]
+    assert [passes(2, 1.0, every=True)(task) for task in side] == [pytest.approx(1 / 3), 0.0, None]
+    assert [passes(1, 0.9, every=True)(task) for task in side] == pytest.approx([2 / 3, 1 / 3, 1.0])
+    mean = measure_mean(passes(2, 1.0, every=False), side).ours
+    assert (mean.mean, mean.count, mean.missing) == (0.5, 2, 1)
+    assert mean_score([LOST, attempt(TASKS[0], 0.2, "a"), attempt(TASKS[0], 0.4, "a")]) == pytest.approx(0.3)
+    assert mean_score([LOST]) is None
+
+
+# -- judges, and what is left of them -------------------------------------------------------------------------------------
+
+
+class Held:
+    """Writes down in a file that it was built, and that it was closed."""
+
+    def __init__(self, log: str) -> None:
+        self.log = Path(log)
+        self._note("built")
+
+    async def compare(self, a: Episode, b: Episode, task: Task) -> Verdict:
+        return Verdict(score_a=1.0, score_b=1.0)
+
+    async def aclose(self) -> None:
+        self._note("closed")
+
+    def _note(self, word: str) -> None:
+        with self.log.open("a") as log:
+            log.write(f"{word} ")
+
+
+def test_an_evaluation_that_cannot_play_closes_its_judges(tmp_path):
+    log = tmp_path / "log"
+    broken = load_config(QUICKSTART, ["env=tests.tasksets:ExitsAtStart"])
+    request = replace(plan(), config=broken, judges=[NamedJudge(name="held", about="", judge=Held(str(log)))])
+    with pytest.raises(McpServerError, match="missing API key"):
+        run_evaluation(request, Console(file=io.StringIO()))
+    assert log.read_text() == "built closed "
+
+
+def test_a_plan_holds_the_judges_that_it_will_ask_and_no_other_is_left_open(tmp_path):
+    refs, log = tmp_path / "refs.jsonl", tmp_path / "log"
+    tasks = TravelTasks().tasks("heldout", 2, seed=0)
+    write_references(refs, [attempt(t, 1.0, "a") for t in tasks], taskset="travel", model="m")
+    held = f"judge_config={{'log': {str(log)!r}}}"
+    config = load_config(QUICKSTART, ["evaluation_duration=3", "judge=tests.test_evaluation:Held", held])
+    made = plan_evaluation(config, reference=str(refs), judges=["arenarl.judge:RubricJudge"])
+    assert [j.name for j in made.judges] == ["Held", "travel verifier", "RubricJudge"]
+    assert log.read_text() == "built closed built "  # the first is that of the preflight
+    assert [len(task) for task in made.references.attempts] == [1, 1, 0]
+
+
+def test_one_judge_alone_and_references_to_other_tasks_are_pointed_out():
+    stored = References(models=("m",), attempts=tuple(map(tuple, THEIRS)), unused=3)
+    request = replace(plan(), judges=plan().judges[:1], references=stored)
+    name, attempts = other_side(request, Console())
+    assert name == "file (m, 3 of its attempts at other tasks)"
+    console = Console(width=200, file=io.StringIO())
+    print_evaluation(assess(request, ("m", OURS), (name, attempts)), console)
+    assert "one judge alone" in console.file.getvalue()

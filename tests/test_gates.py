@@ -56,16 +56,22 @@ def test_the_strictest_of_two_gates_counts():
         ([1.0, 3.0], 0.0),  # worst 1, population sd 1
         ([2.0, math.nan, 2.0], 1.0),  # equal players: one unit
         ([5.0], 4.0),
-        ([math.nan, math.nan], 0.0),
+        ([0.3, 0.1 + 0.2, 0.3], -0.7),  # equal up to float noise
+        ([], 0.0),
+        ([math.nan, math.nan], math.nan),
     ],
 )
 def test_the_last_are_one_standard_deviation_below_the_worst(scores, expected):
-    assert below(np.array(scores)) == expected
+    assert below(np.array(scores)) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize(
     ("gates", "says"),
-    [({"no_anwser": "last"}, "did you mean 'no_answer'"), ({"truncated": "lose"}, "choose one of play, last, out")],
+    [
+        ({"no_anwser": "last"}, "did you mean 'no_answer'"),
+        ({"truncated": "lose"}, "choose one of play, last, out"),
+        ("last", "gates='last' says nothing about gates"),
+    ],
 )
 def test_a_gate_or_treatment_that_does_not_exist_is_refused(gates, says):
     with pytest.raises(ConfigError, match=says):

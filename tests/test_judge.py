@@ -66,7 +66,7 @@ async def test_names_cannot_run_into_each_other():
     )
 
 
-@pytest.mark.parametrize("noise", [-0.1, float("nan")])
+@pytest.mark.parametrize("noise", [-0.1, float("nan"), float("inf")])
 def test_a_negative_spread_is_refused(noise):
     with pytest.raises(ConfigError, match="noise="):
         RubricJudge(noise=noise)

@@ -15,6 +15,7 @@ from arenarl.llm_judge import LLMJudge
 from arenarl.types import Abstention, Mark, Verdict
 from tests.judging import A_MARKS, B_MARKS, RESEARCH, TASK, TRAVEL, attempt, call, reply_text
 from tests.servers.fault_endpoint import FaultEndpoint, body, cut, reply, reset, stall, status
+from tests.vllm_server import VLLMServer
 
 GOOD, MARK = reply_text(), reply_text(TRAVEL, A_MARKS)
 LOOK = call("poi_search", {"city": "Oslo", "category": "cafe"}, "name usd rating\nLotus 12 5")
@@ -253,6 +254,9 @@ async def test_steps_and_the_end_are_passed_on():
         ({"rubric": "travle"}, "travle"),
         ({"language": "de"}, "language='de'"),
         ({"max_tokens": 0}, "max_tokens=0"),
+        ({"max_tokens": 2.5}, "max_tokens=2.5"),
+        ({"seed": -1}, "seed=-1"),
+        ({"temperature": float("inf")}, "temperature=inf"),
         ({"attempts": 0}, "attempts=0"),
         ({"attempt_chars": 10}, "attempt_chars=10"),
         ({"temperature": -1.0}, "temperature=-1.0"),
@@ -262,6 +266,20 @@ async def test_steps_and_the_end_are_passed_on():
 def test_what_cannot_work_is_refused_at_once(options, match):
     with pytest.raises(ConfigError, match=match):
         judge_of(**options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({}, "base_url is missing"),
+        ({"model": "m"}, "base_url is missing"),
+        ({"base_url": "http://localhost:1/v1"}, "model is missing"),
+        ({"base_url": "http://localhost:1/v1", "model": "m", "retries": 3}, "'retries' is no setting of a judge"),
+    ],
+)
+def test_a_judge_without_an_endpoint_says_what_it_needs(settings, match):
+    with pytest.raises(ConfigError, match=match):
+        LLMJudge(**settings)
 
 
 def test_settings_build_an_endpoint():

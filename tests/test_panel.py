@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from arenarl.errors import ConfigError
+from arenarl.errors import ConfigError, JudgeError
 from arenarl.judge import RubricJudge
 from arenarl.panel import Panel
 from arenarl.types import Abstention, Episode, Mark, Task, Verdict
@@ -102,6 +102,30 @@ async def test_a_member_that_raises_ends_the_panels_answer_with_its_error():
             await panel.compare(A, B, TASK)
 
 
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (JudgeError("no verdict"), "bad: failed: JudgeError: no verdict"),
+        (TimeoutError("60 s"), "bad: failed: TimeoutError: 60 s"),
+        (verdict(float("nan"), 1), "bad: nan: "),
+        (verdict(0, float("inf")), "bad: nan: "),
+    ],
+)
+async def test_a_member_that_fails_as_judges_may_abstains_and_the_quorum_decides(fault, reason):
+    good, bad = Says(verdict(0.75, 0.25)), Says(fault, name="bad")
+    assert (await Panel([good, bad], quorum=1).compare(A, B, TASK)).score_a == 0.75
+    assert reason in (await Panel([good, bad], quorum=2).compare(A, B, TASK)).reason
+
+
+async def test_a_mark_that_is_not_finite_has_no_voice():
+    members = [Says(verdict(0.5, 0)), Says(verdict(float("nan"), 0))]
+    assert await Panel(members, quorum=1).mark(A, TASK) == Mark(score=0.5, judge="panel")
+
+
+def test_no_member_takes_the_place_of_another_by_its_name():
+    assert list(Panel([Says(OUT, name=n) for n in ("x", "x#3", "x")]).judges) == ["x", "x#3", "x#2"]
+
+
 async def test_marks_are_means_too_and_who_only_compares_abstains():
     ten, one = Says(verdict(6, 0), name="ten", scale=10), Says(verdict(0.2, 0))
     assert (await Panel([ten, one]).mark(A, TASK)).score == pytest.approx(0.4)
@@ -134,6 +158,7 @@ def test_members_are_built_from_paths_and_may_be_alike():
         ([], None, "at least one"),
         ([RubricJudge()], 2, "quorum=2"),
         ([RubricJudge()], 0, "quorum=0"),
+        ([RubricJudge()] * 3, 1.5, "quorum=1.5"),
         ([{"judge": "arenarl.judge:NoJudge"}], None, "NoJudge"),
         ([{"judge": "no.such:Judge"}], None, "no.such"),
         ([{"judge": "arenarl.judge:RubricJudge", "config": {"nose": 1}}], None, "RubricJudge"),
@@ -141,6 +166,7 @@ def test_members_are_built_from_paths_and_may_be_alike():
         ([{"config": {}}], None, "module:Class"),
         (["arenarl.judge:RubricJudge"], None, "compare"),
         ([Says(OUT, scale=0.0)], None, "scale"),
+        ([Says(OUT, scale=float("inf"))], None, "scale"),
     ],
 )
 def test_a_panel_that_cannot_meet_is_refused(judges, quorum, match):

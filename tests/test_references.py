@@ -120,6 +120,7 @@ def test_a_file_of_another_task_set_is_refused(tmp_path, name, says):
         references_for(tmp_path / "r", [TASK], "travel")
 
 
+OK = {"kind": "ok", "text": "found"}
 GOOD = {"task": {"task_id": "t1", "prompt": "p"}, "messages": [dict(MESSAGES[0])]}
 
 
@@ -139,6 +140,12 @@ GOOD = {"task": {"task_id": "t1", "prompt": "p"}, "messages": [dict(MESSAGES[0])
         ({**GOOD, "checklist": {"a": "yes"}}, "not 'yes'"),
         ({**GOOD, "format": "arenarl-reference/2"}, f"'arenarl-reference/2', this version reads '{FORMAT}'"),
         ({**GOOD, "events": [{"call": {}}]}, "id"),
+        ({**GOOD, "events": [{"call": {"id": "c", "name": "n", "arguments": [1]}, "result": OK}]}, "an object, not .1."),
+        ({**GOOD, "events": [{"call": {"id": "c", "name": "n"}, "result": {**OK, "text": 5}}]}, "text is a text, not 5"),
+        ({**GOOD, "answer": 42}, "answer is a text, not 42"),
+        ({**GOOD, "task": {"task_id": ["t1"], "prompt": "p"}}, "task_id is a text, not"),
+        ({**GOOD, "task": {"task_id": "t1", "prompt": 7}}, "prompt is a text, not 7"),
+        ({"task_id": 1, "messages": []}, "task_id is a text, not 1"),
     ],
 )  # fmt: skip
 def test_a_broken_line_is_named_by_its_number(tmp_path, line, says):

@@ -169,6 +169,25 @@ def test_a_judge_that_raises_ends_the_run_with_its_own_words(renderer):
     loop.close()
 
 
+@pytest.mark.parametrize("error", [None, OSError("stuck")])
+def test_a_judge_is_closed_after_the_engine_whether_it_fails_or_not(renderer, error):
+    ended = []
+
+    class Ending(FaultyEngine):
+        async def shutdown(self, timeout_s: float = 10.0) -> None:
+            ended.append("engine")
+
+    async def aclose() -> None:
+        ended.append("judge")
+        if error:
+            raise error
+
+    loop = RolloutLoop(Ending(EngineUnavailable("x")), renderer, TravelTasks(), score, RolloutLimits(), aclose)
+    loop.start()
+    loop.close()
+    assert ended == ["engine", "judge"]
+
+
 def test_a_deadline_is_a_failed_episode_not_a_score(renderer):
     loop = RolloutLoop(FaultyEngine(DeadlineExceeded("late")), renderer, TravelTasks(), score, RolloutLimits())
     loop.start()

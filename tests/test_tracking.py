@@ -102,6 +102,8 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> MLflowTracker:
         tracker.log_episode_trace(
             group.episodes[member], group, reward=group.rewards[member], advantage=group.advantages[member], step=3
         )
+    tracker.log_tournaments([group], step=3)
+    tracker.log_tournaments([make_group(games=())], step=4)
     assert tracker.close(timeout=120.0) and tracker.lost == 0
     return tracker
 
@@ -132,6 +134,13 @@ def test_the_model_is_an_artifact_in_the_folder_of_the_runs(tracked: MLflowTrack
     assert [f.path for f in client.list_artifacts(tracked.run_id, "model")] == ["model/config.json"]
     assert tracked.page == f"/#/experiments/{tracked.experiment_id}/runs/{tracked.run_id}"
     assert "/mlartifacts/" in client.get_run(tracked.run_id).info.artifact_uri
+
+
+def test_the_tournaments_of_a_step_are_one_page_among_the_artifacts(tracked: MLflowTracker, tmp_path: Path) -> None:
+    client = client_of(tracked)
+    assert [f.path for f in client.list_artifacts(tracked.run_id, "arena")] == ["arena/step-00003.html"]
+    page = Path(client.download_artifacts(tracked.run_id, "arena/step-00003.html", str(tmp_path))).read_text("utf-8")
+    assert "Arena, step 3" in page and "judge timed out" in page
 
 
 def test_traces_arrive_with_their_tree_and_belong_to_the_run(tracked: MLflowTracker) -> None:

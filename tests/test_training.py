@@ -5,10 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from tracking_samples import make_episode
+
+from arenarl.training import most_telling
 
 QUICKSTART = "experiments/quickstart.py"
 SMALL = ["group_size=4", "groups_per_step=2", "evaluation_duration=10", "max_num_seqs=32"]
@@ -100,6 +104,14 @@ def test_mlflow_has_parameters_metrics_model_and_traces(finished):
     assert [m.step for m in client.get_metric_history(logged.info.run_id, "reward/score_mean")] == [1, 2, 3]
     assert any(f.path.endswith("model.safetensors") for f in client.list_artifacts(logged.info.run_id, "model"))
     assert len(client.search_traces(locations=[experiment.experiment_id])) == 3
+
+
+def test_the_most_telling_task_has_both_scores():
+    def attempts(*scores):
+        return [replace(make_episode(0), score=score) for score in scores]
+
+    assert most_telling(attempts(None, 0.5, 0.2), attempts(1.0, 0.6, 0.7)) == 2
+    assert most_telling(attempts(0.1, None), attempts(None, 0.3)) == 0
 
 
 def test_ctrl_c_saves_the_last_finished_step_and_leaves_no_process(tmp_path):

@@ -32,20 +32,21 @@ async def ask(endpoint: Endpoint, text: str = "Which is better?", **options) -> 
     return await endpoint.complete(messages, **{"schema": SCHEMA, "max_tokens": 100, **options})
 
 
-async def check_marks(endpoint: Endpoint) -> None:
-    """Valid JSON each time, the same for the same seed, and not always the same."""
+async def sampled(endpoint: Endpoint) -> list[str]:
+    """Texts for the seeds 0, 1, 2, 3 and 0 again, each of them valid JSON."""
     seeds = [0, 1, 2, 3, 0]
     replies = await asyncio.gather(*(ask(endpoint, temperature=1.0, seed=seed) for seed in seeds))
     for reply in replies:
         assert isinstance(reply, Reply) and reply.finish_reason == "stop" and reply.calls == 1
         assert reply.prompt_tokens == 31 and 10 < reply.completion_tokens < 100
         jsonschema.validate(json.loads(reply.text), SCHEMA)
-    assert replies[0].text == replies[4].text and len({r.text for r in replies}) > 1
+    return [reply.text for reply in replies]
 
 
 async def test_a_vllm_server_fills_the_schema(vllm_server: VLLMServer):
     endpoint = OpenAIEndpoint(vllm_server.base_url, vllm_server.model)
-    await check_marks(endpoint)
+    first, *others, again = await sampled(endpoint)
+    assert first == again and {first} != set(others)
     await endpoint.aclose()
 
 
@@ -67,7 +68,8 @@ async def endpoint() -> AsyncIterator[VLLMEndpoint]:
 
 
 async def test_the_same_in_this_process(endpoint: VLLMEndpoint):
-    await check_marks(endpoint)
+    first, *others, again = await sampled(endpoint)
+    assert first == again and {first} != set(others)
 
 
 async def test_text_cannot_forge_a_turn_and_free_text_needs_no_schema(endpoint: VLLMEndpoint):
@@ -91,7 +93,7 @@ async def test_what_can_never_be_answered_is_refused(endpoint: VLLMEndpoint, tex
     assert isinstance(await ask(endpoint), Reply)
 
 
-async def test_a_call_that_is_cancelled_or_late_leaves_nothing_in_the_engine(endpoint: VLLMEndpoint):
+async def test_a_call_that_is_cancelled_leaves_nothing_in_the_engine(endpoint: VLLMEndpoint):
     long = {"type": "string", "minLength": 2000}
     task = asyncio.create_task(ask(endpoint, schema=long, max_tokens=900))
     await ask(endpoint, schema=None, max_tokens=4)
@@ -126,6 +128,21 @@ async def one_game(judge: VLLMJudge) -> Verdict | Abstention:
     return result
 
 
+async def test_a_reply_is_kept_under_the_weights_that_wrote_it(roomy_model: str, tmp_path: Path):
+    cache = str(tmp_path / "replies")
+    endpoint = VLLMEndpoint(roomy_model, engine=SMALL, deadline_s=280.0, cache=cache)
+    calls = [(await ask(endpoint)).calls]
+    os.utime(Path(roomy_model) / "model.safetensors", ns=(0, 1))
+    calls += [
+        (await ask(endpoint)).calls,
+        (await ask(endpoint, seed=1)).calls,
+    ]  # the engine has the first weights still
+    await endpoint.aclose()
+    calls += [(await ask(endpoint)).calls, (await ask(endpoint, seed=1)).calls]
+    await endpoint.aclose()
+    assert calls == [1, 0, 1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -157,3 +174,11 @@ def test_other_weights_in_a_folder_are_another_model(roomy_model: str):
     weights = Path(roomy_model) / "model.safetensors"
     os.utime(weights, ns=(0, 1))
     assert fingerprint(roomy_model) != before
+
+
+def test_a_copy_with_the_same_sizes_and_times_is_another_model(roomy_model: str, tmp_path: Path):
+    copy = shutil.copytree(roomy_model, tmp_path / "copy")
+    assert {path.stat().st_mtime_ns for path in copy.iterdir()} == {
+        p.stat().st_mtime_ns for p in Path(roomy_model).iterdir()
+    }
+    assert fingerprint(str(copy)) != fingerprint(roomy_model)

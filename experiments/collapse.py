@@ -71,7 +71,8 @@ ARMS: dict[str, Arm] = {
     "round_robin": Arm(28, lambda: _arena("round_robin", orders=1)),
     # ArenaRL with our default: of 8 attempts all pairs, in one order, and least squares on the margins
     "even_graph": Arm(28, lambda: _arena("even_graph")),
-    # the same, its advantages not divided by the group's standard deviation; and GRPO on the noise-free checklist, the ceiling
+    # the same games and scores: by rank only, or not divided by the group's sd; and GRPO on the noise-free checklist, the ceiling
+    "even_graph_ranks": Arm(28, lambda: _arena("even_graph", rewards="rank")),
     "even_graph_shrunk": Arm(28, lambda: _arena("even_graph", standardise=False)),
     "oracle": Arm(0, lambda: GRPOConfig().training(marks=0)),
 }
@@ -386,7 +387,7 @@ def main() -> int:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--out", type=Path, help="folder of the runs; those that it holds are not played again")
     where.add_argument("--plot", type=Path, metavar="FOLDER", help="play nothing: print the tables and draw the plot")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS)[:-2], help="all but the last two")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS)[:-3], help="all but the last three")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--workers", type=int, default=2, help="processes side by side, one core each")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from arenarl.jsonl import dumps, plain
-from arenarl.types import Abstention, Episode, EpisodeGroup, Outcome
+from arenarl.types import Abstention, Episode, EpisodeGroup, Mark, Outcome, Verdict
 
 if TYPE_CHECKING:
     from mlflow.entities import Span, TraceInfo
@@ -133,7 +133,7 @@ def _game_spans(episode: Episode, group: EpisodeGroup, *, start: float, index: i
                 start=clock,
                 end=clock + game.seconds,
                 inputs={f"a: member {game.i}": answers.get(game.i), f"b: member {game.j}": answers.get(game.j)},
-                outputs={**plain(game.result), f"member {episode.member}": result},
+                outputs={**lean(game.result), f"member {episode.member}": result},
                 error=game.result.reason if isinstance(game.result, Abstention) else "",
             )
         )
@@ -146,6 +146,11 @@ def _game_spans(episode: Episode, group: EpisodeGroup, *, start: float, index: i
         SpanRecord(name=name, kind="CHAIN", parent=0, start=start, end=clock, inputs=players, outputs=count),
         *games,
     ]
+
+
+def lean(answer: Verdict | Abstention | Mark) -> dict[str, Any]:
+    """A judge's answer without its empty fields; a score of 0 stays."""
+    return {name: value for name, value in plain(answer).items() if value or name.startswith("score")}
 
 
 def column_text(value: object, limit: int) -> str:

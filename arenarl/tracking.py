@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from arenarl.drawing import step_page
 from arenarl.errors import ConfigError
 from arenarl.jsonl import dumps, plain, read_jsonl
-from arenarl.traces import EpisodeTrace, column_text, write_trace
-from arenarl.types import Abstention, Episode, EpisodeGroup, Game, Mark, Verdict
+from arenarl.traces import EpisodeTrace, column_text, lean, write_trace
+from arenarl.types import Episode, EpisodeGroup, Game
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -98,24 +98,19 @@ def group_record(group: EpisodeGroup, *, step: int) -> dict[str, Any]:
     """
     record = {"step": step, **plain(group), "episodes": [e.episode_id for e in group.episodes]}
     record["games"] = [_lean_game(game) for game in group.games]
-    record["marks"] = [[_lean(mark) for mark in given] for given in group.marks]
+    record["marks"] = [[lean(mark) for mark in given] for given in group.marks]
     return record
 
 
 def _lean_game(game: Game) -> dict[str, Any]:
-    halves = {"halves": [_lean(half) for half in game.halves]} if game.halves else {}
+    halves = {"halves": [lean(half) for half in game.halves]} if game.halves else {}
     return {
         "i": game.i,
         "j": game.j,
         "round": game.round,
-        "result": _lean(game.result),
+        "result": lean(game.result),
         "seconds": game.seconds,
     } | halves
-
-
-def _lean(answer: Verdict | Abstention | Mark) -> dict[str, Any]:
-    """A judge's answer without its empty fields; a score of 0 stays."""
-    return {name: value for name, value in plain(answer).items() if value or name.startswith("score")}
 
 
 class RunFolder:

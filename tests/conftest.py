@@ -1,13 +1,12 @@
 """The engine that tests share. Its weights and version change from test to test: read the version, do not assume it."""
 
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from arenarl.engine import EngineConfig, VLLMEngine
-from tests.vllm_server import VLLMServer, serving
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -45,10 +44,3 @@ async def engine(tiny_model_dir: Path) -> AsyncIterator[VLLMEngine]:
     await engine.start()
     yield engine
     await engine.shutdown()
-
-
-@pytest.fixture(scope="session")
-def vllm_server() -> Iterator[VLLMServer]:
-    """vLLM's OpenAI server with the tiny agent."""
-    with serving() as server:
-        yield server

@@ -15,7 +15,6 @@ from arenarl.llm_judge import LLMJudge
 from arenarl.types import Abstention, Mark, Verdict
 from tests.judging import A_MARKS, B_MARKS, RESEARCH, TASK, TRAVEL, attempt, call, reply_text
 from tests.servers.fault_endpoint import FaultEndpoint, body, cut, reply, reset, stall, status
-from tests.vllm_server import VLLMServer
 
 GOOD, MARK = reply_text(), reply_text(TRAVEL, A_MARKS)
 LOOK = call("poi_search", {"city": "Oslo", "category": "cafe"}, "name usd rating\nLotus 12 5")
@@ -285,13 +284,3 @@ def test_a_judge_without_an_endpoint_says_what_it_needs(settings, match):
 def test_settings_build_an_endpoint():
     judge = LLMJudge(base_url="http://localhost:1/v1", model="m", rubric="research", max_concurrency=2)
     assert isinstance(judge.endpoint, OpenAIEndpoint) and judge.name == "m" and judge.scale == 10.0
-
-
-async def test_a_real_server_with_our_schema_gives_marks_in_range(vllm_server: VLLMServer):
-    judge = LLMJudge(base_url=vllm_server.base_url, model=vllm_server.model, max_tokens=2500)
-    verdict = await judge.compare(attempt("a"), attempt("b", "cafe: Nowhere 1 usd"), TASK)
-    mark = await judge.mark(attempt("a"), TASK)
-    await judge.aclose()
-    assert isinstance(verdict, Verdict) and tuple(verdict.dimensions) == TRAVEL.dimensions
-    assert all(0 <= m <= 10 for marks in verdict.dimensions.values() for m in marks)
-    assert isinstance(mark, Mark) and verdict.prompt_tokens > mark.prompt_tokens > 2000 and mark.completion_tokens > 0

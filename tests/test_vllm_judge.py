@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import jsonschema
@@ -12,10 +12,11 @@ import pytest
 
 from arenarl.endpoint import Endpoint, OpenAIEndpoint, Outage, Reply
 from arenarl.errors import ConfigError
-from arenarl.types import Abstention, Verdict
+from arenarl.llm_judge import LLMJudge
+from arenarl.types import Abstention, Mark, Verdict
 from arenarl.vllm_judge import VLLMEndpoint, VLLMJudge, fingerprint
-from tests.judging import TASK, attempt
-from tests.vllm_server import TINY_AGENT, VLLMServer
+from tests.judging import TASK, TRAVEL, attempt
+from tests.vllm_server import TINY_AGENT, VLLMServer, serving
 
 MARK = {"type": "integer", "minimum": 0, "maximum": 10}
 SCHEMA = {
@@ -43,11 +44,27 @@ async def sampled(endpoint: Endpoint) -> list[str]:
     return [reply.text for reply in replies]
 
 
+@pytest.fixture(scope="module")
+def vllm_server() -> Iterator[VLLMServer]:
+    with serving() as server:
+        yield server  # not for the whole session: other tests look for processes that were left behind
+
+
 async def test_a_vllm_server_fills_the_schema(vllm_server: VLLMServer):
     endpoint = OpenAIEndpoint(vllm_server.base_url, vllm_server.model)
     first, *others, again = await sampled(endpoint)
     assert first == again and {first} != set(others)
     await endpoint.aclose()
+
+
+async def test_a_real_server_with_our_schema_gives_marks_in_range(vllm_server: VLLMServer):
+    judge = LLMJudge(base_url=vllm_server.base_url, model=vllm_server.model, max_tokens=2500)
+    verdict = await judge.compare(attempt("a"), attempt("b", "cafe: Nowhere 1 usd"), TASK)
+    mark = await judge.mark(attempt("a"), TASK)
+    await judge.aclose()
+    assert isinstance(verdict, Verdict) and tuple(verdict.dimensions) == TRAVEL.dimensions
+    assert all(0 <= m <= 10 for marks in verdict.dimensions.values() for m in marks)
+    assert isinstance(mark, Mark) and verdict.prompt_tokens > mark.prompt_tokens > 2000 and mark.completion_tokens > 0
 
 
 async def test_a_vllm_server_takes_every_format_and_refuses_what_is_too_long(vllm_server: VLLMServer):

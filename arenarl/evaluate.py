@@ -12,7 +12,6 @@ from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit  # the quantile of Student's t
 
 from arenarl.errors import ConfigError
 from arenarl.functional import FLOAT_NOISE
@@ -176,6 +175,8 @@ def bootstrap_mean(
 
     Source: Hesterberg 2015, What Teachers Should Know about the Bootstrap (expanded percentile interval).
     """
+    from scipy.special import stdtrit  # the quantile of Student's t
+
     numbers = _floats(values)
     known = numbers[~np.isnan(numbers)]
     n, low, high = len(known), math.nan, math.nan

@@ -10,8 +10,7 @@ from itertools import chain, combinations
 
 import numpy as np
 
-from arenarl.functional import FLOAT_NOISE
-from arenarl.types import Abstention, EpisodeGroup, Game, Mark, Verdict
+from arenarl.types import FLOAT_NOISE, Abstention, EpisodeGroup, Game, Mark, Verdict
 
 MAX_KINDS = 8
 
@@ -174,10 +173,8 @@ def _answers(group: EpisodeGroup) -> list[Verdict | Abstention | Mark]:
 
 
 def _sign(result: Verdict | Abstention) -> int:
-    """1 if side a won, -1 if side b did, 0 for a tie (marks that differ by float noise only) and for no verdict."""
-    if isinstance(result, Abstention) or math.isclose(result.score_a, result.score_b, rel_tol=FLOAT_NOISE):
-        return 0
-    return 1 if result.score_a > result.score_b else -1
+    """1 if side a won, -1 if side b did, 0 for a tie and for no verdict."""
+    return 0 if isinstance(result, Abstention) else int(np.sign(result.margin))
 
 
 def _tokens(answer: Verdict | Abstention | Mark) -> int:

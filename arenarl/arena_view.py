@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from arenarl.functional import FLOAT_NOISE
 from arenarl.jsonl import dumps
+from arenarl.types import margin_of
 
 Origin = Literal["start", "bye", "game", "upper", "lower"]
 BRACKETS = ("single_elimination", "double_elimination")
@@ -217,9 +217,7 @@ def _marks(answer: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def _margin(marks: tuple[float, float] | None) -> float | None:
-    if marks is None:
-        return None
-    return 0.0 if math.isclose(*marks, rel_tol=FLOAT_NOISE) else marks[0] - marks[1]
+    return None if marks is None else margin_of(*marks)
 
 
 def _exchanged(margin: float | None, half: int) -> float | None:

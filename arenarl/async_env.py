@@ -17,9 +17,10 @@ from typing import Any
 
 from arenarl.calls import CallRunner
 from arenarl.errors import ConfigError, EnvError
+from arenarl.jsonl import clean_json
 from arenarl.mcp import ServerHub, ToolSet
 from arenarl.mcp.pool import Workspace
-from arenarl.mcp.results import TokenOffsets, clean_json, four_characters
+from arenarl.mcp.results import TokenOffsets, four_characters
 from arenarl.state import EpisodeState
 from arenarl.taskset import TaskSet, draw_tasks, servers_of, setup_of
 from arenarl.tool_calls import HERMES, ToolParser

@@ -23,13 +23,12 @@ from arenarl.arena import run_tournament
 from arenarl.config import AgentConfig
 from arenarl.errors import ConfigError, JudgeError, boundary
 from arenarl.evaluate import WinRate, bootstrap_mean_difference, win_rate
-from arenarl.functional import FLOAT_NOISE
 from arenarl.jsonl import dumps
 from arenarl.judge import Judge, OracleJudge
 from arenarl.metrics import episode_metrics
 from arenarl.taskset import TaskSet, load_object
 from arenarl.topologies import anchor
-from arenarl.types import Abstention, Episode, Outcome, Verdict
+from arenarl.types import FLOAT_NOISE, Abstention, Episode, Outcome, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -239,7 +238,7 @@ def rule(name: str, about: str, pairs: Sequence[Pair], answers: Sequence[Answer]
     """Sum a judge's answers up; ``answers`` holds one for each pair of two valid attempts, in their order."""
     contested = [pair for pair in pairs if pair.walkover is None]
     verdicts = [a if isinstance(a, Verdict) else None for a in answers]
-    margins = [None if v is None else v.score_a - v.score_b for v in verdicts]
+    margins = [None if v is None else v.margin for v in verdicts]
     largest = max((abs(m) for m in margins if m is not None), default=0.0)
     forfeit = largest if largest > FLOAT_NOISE else 1.0
     decided = iter(margins)
@@ -280,7 +279,7 @@ def compare_attempts(judge: Judge, before: Sequence[Episode], after: Sequence[Ep
     """
     pairs = pair_up([[e] for e in after], [[e] for e in before])
     (answers,) = play_games([judge], pairs)
-    margins = [a.score_a - a.score_b if isinstance(a, Verdict) else None for a in answers]
+    margins = [a.margin if isinstance(a, Verdict) else None for a in answers]
     games = win_rate(_by_task(pairs, margins, len(after)))
     gain = bootstrap_mean_difference([e.score for e in after], [e.score for e in before])
     old, new = episode_metrics(before), episode_metrics(after)

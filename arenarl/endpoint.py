@@ -27,7 +27,7 @@ from arenarl.endpoint_wire import (
     response_format,
 )
 from arenarl.errors import ConfigError
-from arenarl.mcp.results import clean_json
+from arenarl.jsonl import clean_json
 from arenarl.reply_cache import request_key
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 from arenarl.endpoint_budget import Usage
 from arenarl.endpoint_calls import Outage, OutageKind, Reply
-from arenarl.mcp.results import clean_json
+from arenarl.jsonl import clean_json
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0

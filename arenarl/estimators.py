@@ -16,8 +16,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from arenarl.functional import FLOAT_NOISE
-from arenarl.types import Game, Verdict
+from arenarl.types import FLOAT_NOISE, Game, Verdict
 
 Array = NDArray[np.float64]
 Rewards = Literal["rank", "score"]
@@ -53,14 +52,6 @@ class Estimator:
     name: str
     fit: Fit | None
     rewards: Rewards = "rank"
-
-
-def margin(game: Game) -> float | None:
-    """Score of i minus score of j, exactly 0.0 if they differ by float noise only; None if the judge abstained."""
-    if not isinstance(game.result, Verdict):
-        return None
-    a, b = game.result.score_a, game.result.score_b
-    return 0.0 if math.isclose(a, b, rel_tol=FLOAT_NOISE) else a - b
 
 
 def win_share(n: int, games: Sequence[Game]) -> Estimate:
@@ -239,7 +230,7 @@ def _linear(n: int, games: Sequence[Game]) -> tuple[Array, Array]:
     design = np.zeros((len(games), n))
     for row, game in zip(design, games, strict=True):
         row[game.i], row[game.j] = 1, -1
-    return design, np.array([margin(game) for game in games], dtype=np.float64)
+    return design, np.array([game.margin for game in games], dtype=np.float64)
 
 
 def _side_column(games: Sequence[Game], design: Array) -> Array | None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arenarl.errors import ConfigError
-from arenarl.functional import FLOAT_NOISE
+from arenarl.types import FLOAT_NOISE
 
 Z_95 = 1.959963984540054
 """The two-sided 95 % point of the standard normal distribution."""

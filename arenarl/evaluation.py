@@ -40,12 +40,11 @@ from arenarl.evaluate import (
     win_rate,
 )
 from arenarl.evaluation_tables import print_evaluation
-from arenarl.functional import FLOAT_NOISE
 from arenarl.jsonl import dumps
 from arenarl.preflight import check_engine, check_listing, preflight
 from arenarl.references import References, references_for, write_references
 from arenarl.taskset import draw_tasks
-from arenarl.types import Episode, Outcome, Task
+from arenarl.types import FLOAT_NOISE, Episode, Outcome, Task
 
 
 @dataclass(frozen=True, kw_only=True)

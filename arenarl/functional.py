@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from arenarl.errors import ConfigError
+from arenarl.types import FLOAT_NOISE
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-FLOAT_NOISE = 1e-9
-"""Relative difference below which two judged or computed values are the same value."""
 
 
 def clipped_surrogate(

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from arenarl.errors import ConfigError
-from arenarl.functional import FLOAT_NOISE
-from arenarl.types import Episode, Outcome
+from arenarl.types import FLOAT_NOISE, Episode, Outcome
 
 Treatment = Literal["play", "last", "out"]
 TREATMENTS = ("play", "last", "out")
@@ -41,7 +40,7 @@ class Field:
 def sort_out(episodes: Sequence[Episode], gates: Mapping[str, Treatment]) -> Field:
     """Divide a group into players, members placed last, and members left out.
 
-    An attempt that nobody could finish (failed, abstained) is out: it says nothing about the policy. Of several gates that
+    An attempt that the infrastructure broke is out: it says nothing about the policy. Of several gates that
     an attempt fails the strictest treatment counts, "out" before "last".
     """
     players, last, gated = [], [], []

@@ -8,10 +8,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
+
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def clean_json(value: Any) -> Any:
+    """JSON data with lone surrogates replaced in every string and key: for what is sent on, which must be UTF-8."""
+    if isinstance(value, str):
+        return LONE_SURROGATE.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {clean_json(key): clean_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean_json(item) for item in value]
+    return value
 
 
 def plain(value: Any) -> Any:

@@ -24,7 +24,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from arenarl.estimators import Fit, bradley_terry_posterior, by_depth, margin, to_anchor, win_share
+from arenarl.estimators import Fit, bradley_terry_posterior, by_depth, to_anchor, win_share
 from arenarl.types import Game
 
 Pair = tuple[int, int]
@@ -65,7 +65,7 @@ def swiss(n: int, rng: np.random.Generator, orders: int) -> Plan:
         pairs = _pair_neighbours(sorted(shuffle, key=lambda k: -standing[k]) + bye, met)
         met |= {frozenset(pair) for pair in pairs}
         for game in (yield _take_sides([pair for pair in pairs if n not in pair], lead, rng)):
-            result = np.sign(margin(game) or 0.0)
+            result = np.sign(game.margin or 0.0)
             standing[game.i] += result
             standing[game.j] -= result
     return win_share
@@ -95,7 +95,7 @@ def single_elimination(n: int, rng: np.random.Generator, orders: int) -> Plan:
     equal margins are in the order of a seeded shuffle. With n below a power of two the best seeds have the byes.
     """
     seeding = yield [(0, k) for k in range(1, n)]
-    standing = {0: 0.0} | {game.j: -m for game in seeding if (m := margin(game)) is not None}
+    standing = {0: 0.0} | {game.j: -m for game in seeding if (m := game.margin) is not None}
     middle = float(np.median(list(standing.values())))
     bracket = _Bracket(sorted(rng.permutation(n).tolist(), key=lambda k: -standing.get(k, middle)), rng)
     slots, prize = bracket.slots(), 1
@@ -163,7 +163,7 @@ class _Bracket:
                 losers.append(None)
                 continue
             game = next(games)
-            result = margin(game)
+            result = game.margin
             better_seed = self.seeds.index(game.i) < self.seeds.index(game.j)
             winner, loser = (game.i, game.j) if (result > 0 if result else better_seed) else (game.j, game.i)
             if result:
@@ -249,7 +249,7 @@ def info_gain(n: int, rng: np.random.Generator, orders: int) -> Plan:
             pairs.append((player[a], player[b]))
         games_left -= len(pairs)
         games = yield _take_sides(pairs, lead, rng)
-        decided += [replace(g, i=seat[g.i], j=seat[g.j]) for g in games if margin(g) is not None]
+        decided += [replace(g, i=seat[g.i], j=seat[g.j]) for g in games if g.margin is not None]
     return win_share
 
 

@@ -6,10 +6,14 @@ A mask says True for tokens that the policy sampled; every other token is contex
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NotRequired, TypedDict
+
+FLOAT_NOISE = 1e-9
+"""Relative difference below which two judged or computed values are the same value."""
 
 
 class Message(TypedDict):
@@ -249,6 +253,16 @@ class Verdict:
     completion_tokens: int = 0
     seconds: float = 0.0
 
+    @property
+    def margin(self) -> float:
+        """`margin_of` the two scores."""
+        return margin_of(self.score_a, self.score_b)
+
+
+def margin_of(a: float, b: float) -> float:
+    """a minus b, exactly 0.0, which is a tie, if they differ by float noise only."""
+    return 0.0 if math.isclose(a, b, rel_tol=FLOAT_NOISE) else a - b
+
 
 @dataclass(frozen=True, kw_only=True)
 class Abstention:
@@ -304,8 +318,8 @@ class Game:
 
     @property
     def margin(self) -> float | None:
-        """Score of i minus score of j; None if the judge abstained."""
-        return self.result.score_a - self.result.score_b if isinstance(self.result, Verdict) else None
+        """`margin_of` the scores of i and j; None if the judge abstained."""
+        return self.result.margin if isinstance(self.result, Verdict) else None
 
     @property
     def answers(self) -> tuple[Verdict | Abstention, ...]:

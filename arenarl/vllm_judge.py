@@ -1,4 +1,4 @@
-"""A local model as judge: the vLLM that trains also judges, with JSON that its grammar enforces."""
+"""A local model as judge, on a vLLM engine of its own, with JSON that a grammar enforces."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from arenarl.endpoint_calls import Calls, Outage, Reply
 from arenarl.endpoint_wire import guess_tokens
 from arenarl.engine import START_TIMEOUT_S, check_request
 from arenarl.errors import ConfigError, InvalidRequest
+from arenarl.jsonl import clean_json
 from arenarl.llm_judge import LLMJudge
-from arenarl.mcp.results import clean_json
 from arenarl.reply_cache import request_key
 from arenarl.types import SamplingParams
 from arenarl.vllm_settings import EngineConfig, engine_args, installed_device, prepare_vllm, read_model

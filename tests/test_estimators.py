@@ -12,7 +12,6 @@ from arenarl.estimators import (
     bradley_terry,
     bradley_terry_posterior,
     by_depth,
-    margin,
     margin_ls,
     ranks,
     to_anchor,
@@ -45,9 +44,9 @@ def approx(values, **options):
 
 
 def test_a_margin_is_the_difference_and_float_noise_is_a_tie():
-    assert margin(once(0, 1, 2.5)) == 2.5
-    assert margin(Game(i=0, j=1, round=0, result=Verdict(score_a=0.1 + 0.2, score_b=0.3))) == 0.0
-    assert margin(Game(i=0, j=1, round=0, result=Abstention(reason="down"))) is None
+    assert once(0, 1, 2.5).margin == 2.5
+    assert Game(i=0, j=1, round=0, result=Verdict(score_a=0.1 + 0.2, score_b=0.3)).margin == 0.0
+    assert Game(i=0, j=1, round=0, result=Abstention(reason="down")).margin is None
 
 
 # ---- the paper's rankings

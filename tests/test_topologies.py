@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arenarl.estimators import Fit, margin, margin_ls, ranks, win_share
+from arenarl.estimators import Fit, margin_ls, ranks, win_share
 from arenarl.topologies import PAPER_TOPOLOGIES, TOPOLOGIES
 from arenarl.types import Abstention, Game, Verdict
 
@@ -71,7 +71,7 @@ def pairs_of(rounds) -> list[tuple[int, int]]:
 
 
 def decided(rounds) -> list[Game]:
-    return [g for played in rounds for g in played if margin(g) is not None]
+    return [g for played in rounds for g in played if g.margin is not None]
 
 
 def connected(n, pairs) -> bool:

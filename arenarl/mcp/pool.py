@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arenarl.errors import ArenaError, ConfigError, EnvError
+from arenarl.jsonl import clean_json
 from arenarl.mcp.cache import ResultCache, result_key
 from arenarl.mcp.config import ServerSpec, near_name
 from arenarl.mcp.paths import PathMap
 from arenarl.mcp.profiles import PROFILES
-from arenarl.mcp.results import clean_json
 from arenarl.mcp.schema import ToolSpec, json_problem
 from arenarl.mcp.session import McpSession
 from arenarl.mcp.tape import Reel

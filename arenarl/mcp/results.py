@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from arenarl.jsonl import LONE_SURROGATE
 from arenarl.types import ToolResult
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_CHARS_PER_TOKEN = 16
 
 TokenOffsets: TypeAlias = Callable[[str], Sequence[tuple[int, int]]]
@@ -19,18 +19,7 @@ TokenOffsets: TypeAlias = Callable[[str], Sequence[tuple[int, int]]]
 
 def clean_text(text: str) -> str:
     """Text that every encoder accepts: no NUL, no terminal escapes, lone surrogates as U+FFFD."""
-    return _LONE_SURROGATE.sub("\ufffd", _ANSI.sub("", text).replace("\0", ""))
-
-
-def clean_json(value: Any) -> Any:
-    """JSON data with lone surrogates replaced in every string and key."""
-    if isinstance(value, str):
-        return _LONE_SURROGATE.sub("\ufffd", value)
-    if isinstance(value, Mapping):
-        return {clean_json(key): clean_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [clean_json(item) for item in value]
-    return value
+    return LONE_SURROGATE.sub("\ufffd", _ANSI.sub("", text).replace("\0", ""))
 
 
 def result_text(content: Sequence[Mapping[str, Any]], structured: Any = None) -> str:

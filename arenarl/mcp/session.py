@@ -13,9 +13,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 from arenarl.errors import ConfigError, McpServerError
+from arenarl.jsonl import clean_json
 from arenarl.mcp.config import ServerSpec
 from arenarl.mcp.explain import explain, secrets_of
-from arenarl.mcp.results import clean_json, clean_text, result_text
+from arenarl.mcp.results import clean_text, result_text
 from arenarl.mcp.schema import ToolSpec, json_problem
 from arenarl.mcp.wire import CONNECTION_CLOSED, REFUSED, TOO_LARGE, UNREADABLE
 from arenarl.types import ToolResult, ToolResultKind

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeGuard
 
-from arenarl.mcp.results import block_text, clean_json
+from arenarl.jsonl import clean_json
+from arenarl.mcp.results import block_text
 
 _log = logging.getLogger(__name__)
 

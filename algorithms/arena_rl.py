@@ -29,7 +29,7 @@ from arenarl.config import AgentConfig
 from arenarl.errors import ConfigError
 from arenarl.gates import DEFAULT_GATES, below, check_gates, sort_out
 from arenarl.judge import Judge
-from arenarl.rollout import derive_seed
+from arenarl.player import derive_seed
 from arenarl.topologies import Topology
 from arenarl.types import Abstention, EpisodeGroup, Standings, Verdict
 

@@ -30,7 +30,7 @@ from arenarl.judge import Judge
 from arenarl.metrics import StepClock, episode_metrics, group_metrics, learner_metrics
 from arenarl.preflight import preflight, training_tasks
 from arenarl.rllib_compat import call_runners, num_remote_runners
-from arenarl.rollout import Job, derive_seed
+from arenarl.player import Job, derive_seed
 from arenarl.tracking import MLflowTracker, RunFolder, metric_family
 from arenarl.types import Abstention, Episode, EpisodeGroup, Game, Mark, Standings, Task
 

@@ -28,11 +28,14 @@ class Stream:
 
     Attributes:
         weights: for each episode, for each of its segments, [T] float32; None for an episode that takes no part.
-            Only the entries at sampled tokens are read.
+            Only the entries at sampled tokens are read. Advantages for the policy gradient, lambda for distillation.
+        memory_ids, splice: of a distillation: the teacher's context is a segment's ids with ``memory_ids`` put in at ``splice``.
     """
 
-    name: Literal["policy_gradient"]
+    name: Literal["policy_gradient", "distillation"]
     weights: tuple[tuple[NDArray[np.float32], ...] | None, ...]
+    memory_ids: tuple[int, ...] = ()
+    splice: int = 0
 
 
 def policy_gradient_stream(group: EpisodeGroup) -> Stream:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from arenarl.chat import ChatRenderer
 from arenarl.errors import ConfigError
-from arenarl.rollout import SegmentBuilder
+from arenarl.player import SegmentBuilder
 from arenarl.types import Completion, Message
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from arenarl.chat import ChatRenderer
 from arenarl.engine import VLLMEngine
 from arenarl.env import UnicodeText
 from arenarl.judge import Judge
-from arenarl.rollout import Job, RolloutLimits, RolloutLoop, ScoreGroup
+from arenarl.player import Job, RolloutLimits
+from arenarl.rollout import RolloutLoop
 from arenarl.types import Completion, Episode, EpisodeGroup, SamplingParams
 
 CANARY_TOKENS = 16

@@ -4,37 +4,65 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from arenarl.errors import EnvError, boundary
 from arenarl.state import EpisodeState
-from arenarl.types import Trajectory
+from arenarl.types import Task, Trajectory
 
 Check = Callable[[Trajectory], bool | None]
 RewardFunction = Callable[[Trajectory, EpisodeState], Awaitable[float | None]]
+Scope = Literal["turn", "trajectory", "answer"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What supports an assertion: the number of a tool result in the episode that wrote it (1 is the first), and a quote from it."""
+
+    observation: int
+    quote: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChecklistItem:
-    """One assertion that can be checked alone, from the trajectory.
+    """One assertion that can be checked alone.
 
     Attributes:
         name: short and stable; the key in metrics and records.
-        check: returns True (met), False (not met) or None (cannot tell: the item then carries no weight).
-        weight: relative weight, positive.
-        about: whether it judges the path (tool use, grounding) or the final answer.
+        check: returns True (met), False (not met) or None (cannot tell: the item then carries no weight). None: the
+            checklist's grader reads ``text``.
+        text: the assertion in words; needed if there is no ``check``.
+        scope: what it is about: each assistant turn, the whole path (tool use, grounding), or the final answer.
+        weight: relative weight; negative for a fault whose presence costs.
+        gate: if it is not met, the score of the whole is 0.
+        evidence: the observation that supports it, if it was written from one.
     """
 
     name: str
-    check: Check
+    check: Check | None = None
+    text: str = ""
+    scope: Scope = "trajectory"
     weight: float = 1.0
-    about: Literal["trajectory", "answer"] = "trajectory"
+    gate: bool = False
+    evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
         _check_weight(self.name, self.weight)
 
     async def evaluate(self, trajectory: Trajectory, state: EpisodeState) -> bool | None:
+        assert self.check is not None
         return self.check(trajectory)
+
+
+class Grader(Protocol):
+    """Says which assertions a trajectory meets: a model, or code that reads a small language.
+
+    It may also have ``begin_step(version)`` and ``async aclose()``, as a judge has.
+    """
+
+    async def grade(self, items: Sequence[ChecklistItem], trajectory: Trajectory, task: Task) -> Sequence[bool | None]:
+        """One entry for each item; None where it cannot tell, or where an outage kept it from looking. Never raises for an outage."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -350,6 +350,65 @@ class Standings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Memory:
+    """A private note for attempts at one task. It stands at the end of the system prompt or of the first user message.
+
+    It enters the context as token ids, behind the content of that message; whatever else the policy sees is untouched.
+    """
+
+    text: str
+    place: Literal["system", "user"] = "system"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What a coach made of a group, and how much it helped: the ground of a distillation (RG-SED, arXiv 2609.01058).
+
+    Attributes:
+        memory: the coach's note.
+        memory_ids: its token ids as the conditioned attempts saw them.
+        splice: how many tokens of the prompt stand before the note.
+        episodes: the attempts that saw the note. They are never trained on and are in no baseline.
+        rewards: of these attempts, on the scale of the group's own rewards; None where missing.
+        gap: mean reward with the note minus mean reward without it; None if either mean is missing.
+        stderr: standard error of the gap; None if it cannot be estimated.
+        outage: why there is no note, or nothing to measure it with; empty if the lesson is whole.
+    """
+
+    memory: Memory | None = None
+    memory_ids: tuple[int, ...] = ()
+    splice: int = 0
+    episodes: tuple[Episode, ...] = ()
+    rewards: tuple[float | None, ...] = ()
+    gap: float | None = None
+    stderr: float | None = None
+    outage: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generated:
+    """What became of an attempt to write a task (ARISE, arXiv 2609.01058, the Generator).
+
+    Attributes:
+        task: the task, ready to be played; None if what was written is none.
+        refusal: why it earns nothing ("bad_json", "ungrounded", "duplicate" ...: the kind, a colon, details); empty if valid.
+        successes: solver runs that met all of it; None if it was not solved (not valid, or the solver was not available).
+        runs: solver runs that ended with a verdict.
+        outage: why ``successes`` is missing though the task is valid.
+    """
+
+    task: Task | None = None
+    refusal: str = ""
+    successes: int | None = None
+    runs: int = 0
+    outage: str = ""
+
+    @property
+    def pass_rate(self) -> float | None:
+        return None if self.successes is None or not self.runs else self.successes / self.runs
+
+
+@dataclass(frozen=True, kw_only=True)
 class EpisodeGroup:
     """Attempts at one task, with what the scorer made of them.
 
@@ -359,6 +418,8 @@ class EpisodeGroup:
         games: the record of the tournament, empty for algorithms without one. Indices are members.
         standings: what the tournament made of them; None for algorithms without one.
         marks: [G, K] what a judge gave each attempt alone; empty for algorithms that do not ask for it.
+        generated: [G] the tasks that the attempts wrote; empty for algorithms that do not write tasks.
+        lesson: what a coach made of the group; None without distillation.
         version: weight version when the group was admitted.
     """
 
@@ -371,6 +432,8 @@ class EpisodeGroup:
     games: tuple[Game, ...] = ()
     standings: Standings | None = None
     marks: tuple[tuple[Mark | Abstention, ...], ...] = ()
+    generated: tuple[Generated, ...] = ()
+    lesson: Lesson | None = None
     seconds: float = 0.0
 
     @property

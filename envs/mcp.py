@@ -153,7 +153,7 @@ class McpTasks:
     def checklist(self, task: Task) -> Checklist:
         expect = task.data.get("expect", {})
         items: list[ChecklistItem | Reward] = [
-            ChecklistItem(name="answered", check=lambda t: bool((t.answer or "").strip()), about="answer"),
+            ChecklistItem(name="answered", check=lambda t: bool((t.answer or "").strip()), scope="answer"),
             ChecklistItem(name="calls_valid", check=_calls_valid),
         ]
         items += [_answer_item(text) for text in expect.get("answer_contains", [])]
@@ -170,7 +170,7 @@ def _calls_valid(trajectory: Trajectory) -> bool:
 def _answer_item(text: str) -> ChecklistItem:
     wanted = text.casefold()
     return ChecklistItem(
-        name=_short("answer contains", text), check=lambda t: wanted in (t.answer or "").casefold(), about="answer"
+        name=_short("answer contains", text), check=lambda t: wanted in (t.answer or "").casefold(), scope="answer"
     )
 
 

@@ -148,7 +148,7 @@ def checklist(task: Task) -> Checklist:
     needs, items = _needs(task), []
 
     def add(name: str, about: str, check: Any, weight: float = 1.0) -> None:
-        items.append(ChecklistItem(name=name, check=check, about=about, weight=weight))
+        items.append(ChecklistItem(name=name, check=check, scope=about, weight=weight))
 
     for need in needs:
         add(f"called:{need.label}", "trajectory", lambda t, n=need: bool(_rows(t.events, n)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from arenarl.chat import ChatRenderer
 from arenarl.errors import ConfigError
 from arenarl.mcp.results import truncate_text
-from arenarl.rollout import SegmentBuilder
+from arenarl.player import SegmentBuilder
 from arenarl.tool_calls import HERMES, QWEN3_XML
 from arenarl.types import Completion, Message, Segment
 from tests.chat_templates import NEWLINE, TEMPLATES, make_tokenizer

@@ -12,7 +12,8 @@ from arenarl.env_runner import load_renderer
 from arenarl.envs.travel import TravelTasks
 from arenarl.errors import DeadlineExceeded, EngineUnavailable
 from arenarl.functional import group_advantages
-from arenarl.rollout import Job, RolloutLimits, RolloutLoop
+from arenarl.player import Job, RolloutLimits
+from arenarl.rollout import RolloutLoop
 from arenarl.types import EpisodeGroup, Outcome, SamplingParams
 
 MODEL = "experiments/tiny_agent/model"

@@ -23,12 +23,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from arenarl.algorithm import AgentAlgorithm, Scores
+from arenarl.algorithm import AgentAlgorithm, Scores, Services
 from arenarl.arena import rate, resolve, run_tournament
 from arenarl.config import AgentConfig
 from arenarl.errors import ConfigError
 from arenarl.gates import DEFAULT_GATES, below, check_gates, sort_out
-from arenarl.judge import Judge
 from arenarl.player import derive_seed
 from arenarl.topologies import Topology
 from arenarl.types import Abstention, EpisodeGroup, Standings, Verdict
@@ -40,14 +39,16 @@ GREEDY = ("anchor", "single_elimination")
 class ArenaRL(AgentAlgorithm):
     """Trains on each attempt's rank in a tournament of its group."""
 
+    rewards_compare = False
+
     @staticmethod
-    async def score_group(group: EpisodeGroup, config: ArenaRLConfig, judge: Judge) -> Scores:
+    async def score_group(group: EpisodeGroup, config: ArenaRLConfig, services: Services) -> Scores:
         topology, _, estimator, orders = resolve(config.topology, config.estimator, config.orders)
         seed, field = derive_seed(config.seed, group.group_id), sort_out(group.episodes, config.gates)
         players = field.players
 
         async def compare(i: int, j: int) -> Verdict | Abstention:
-            return await judge.compare(group.episodes[players[i]], group.episodes[players[j]], group.task)
+            return await services.judge.compare(group.episodes[players[i]], group.episodes[players[j]], group.task)
 
         if len(players) > 1:
             played = await run_tournament(

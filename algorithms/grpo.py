@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from arenarl.algorithm import AgentAlgorithm, Scores
+from arenarl.algorithm import AgentAlgorithm, Scores, Services
 from arenarl.arena import answer_of, together
 from arenarl.config import AgentConfig
 from arenarl.errors import ConfigError
@@ -25,7 +25,9 @@ class GRPO(AgentAlgorithm):
     """Trains on each attempt's own score, standardised within its group."""
 
     @staticmethod
-    async def score_group(group: EpisodeGroup, config: GRPOConfig, judge: Any) -> Scores:
+    async def score_group(group: EpisodeGroup, config: GRPOConfig, services: Services) -> Scores:
+        judge: Any = services.judge
+
         async def marks_of(episode: Episode) -> tuple[Mark | Abstention, ...]:
             questions = [
                 partial(judge.mark, episode, group.task, k) for k in range(config.marks if episode.rankable else 0)

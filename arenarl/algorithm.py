@@ -13,7 +13,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import ray
@@ -25,27 +24,16 @@ from arenarl.batching import Batch, Stream, pack, policy_gradient_stream
 from arenarl.comparison import compare_attempts, evaluation_judge
 from arenarl.config import AgentConfig
 from arenarl.env_runner import AgentEnvRunner, load_renderer
-from arenarl.errors import CanaryError, EngineUnavailable
-from arenarl.judge import Judge
-from arenarl.metrics import StepClock, episode_metrics, group_metrics, learner_metrics
+from arenarl.errors import CanaryError, ConfigError, EngineUnavailable
+from arenarl.metrics import StepClock, episode_metrics, group_metrics, learner_metrics, stream_metrics
+from arenarl.player import Job, derive_seed
 from arenarl.preflight import preflight, training_tasks
 from arenarl.rllib_compat import call_runners, num_remote_runners
-from arenarl.player import Job, derive_seed
+from arenarl.scoring import Scores, Services
 from arenarl.tracking import MLflowTracker, RunFolder, metric_family
-from arenarl.types import Abstention, Episode, EpisodeGroup, Game, Mark, Standings, Task
+from arenarl.types import Episode, EpisodeGroup, Task
 
 POLL_S = 0.25
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scores:
-    """What a scorer makes of a group; None is a missing value, and an episode without an advantage is not trained on."""
-
-    rewards: tuple[float | None, ...]
-    advantages: tuple[float | None, ...]
-    games: tuple[Game, ...] = ()
-    standings: Standings | None = None
-    marks: tuple[tuple[Mark | Abstention, ...], ...] = ()
 
 
 class Interrupted(Exception):
@@ -57,6 +45,8 @@ class AgentAlgorithm(Algorithm):
 
     config: AgentConfig
     config_class: ClassVar[type[AgentConfig]] = AgentConfig
+    rewards_compare: ClassVar[bool] = True
+    """Whether rewards of two groups of attempts at one task are on one scale; ranks are not."""
 
     @classmethod
     def get_default_config(cls) -> AgentConfig:
@@ -70,19 +60,19 @@ class AgentAlgorithm(Algorithm):
         Raises:
             ConfigError: the task set has none.
         """
-        tasks = training_tasks(self.config, self.taskset)
-        rng = random.Random(self.config.seed)
-        while True:
-            yield from rng.sample(tasks, len(tasks))
+        yield from shuffled(training_tasks(self.config, self.taskset), self.config.seed)
 
     @staticmethod
-    async def score_group(group: EpisodeGroup, config: AgentConfig, judge: Judge) -> Scores:
+    async def score_group(group: EpisodeGroup, config: AgentConfig, services: Services) -> Scores:
         """Rewards and advantages of a finished group. Runs in the worker, many groups at once."""
         raise NotImplementedError
 
-    def streams(self, group: EpisodeGroup) -> Stream:
-        """Per-token weights of a group: by default each episode's advantage on each token that it sampled."""
-        return policy_gradient_stream(group)
+    def streams(self, group: EpisodeGroup) -> list[Stream]:
+        """Per-token weights of a group, one stream a term of the loss: by default each episode's advantage on each token that it
+        sampled, and what ``extra_streams`` adds.
+        """
+        extra = [term.stream(group, self.learner_steps) for term in self.config.extra_streams]
+        return [policy_gradient_stream(group), *(stream for stream in extra if stream is not None)]
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
@@ -98,7 +88,12 @@ class AgentAlgorithm(Algorithm):
         with clock("push"):
             pushed = self._push()
         self._record(
-            groups, group_metrics(groups) | learner_metrics(learned, batch.stats) | pushed | clock.metrics(groups)
+            groups,
+            group_metrics(groups)
+            | stream_metrics(streams)
+            | learner_metrics(learned, batch.stats)
+            | pushed
+            | clock.metrics(groups),
         )
 
     def _collect(self) -> list[EpisodeGroup]:
@@ -147,7 +142,7 @@ class AgentAlgorithm(Algorithm):
             version=self.learner_group.version,
         )  # fmt: skip
 
-    def _pack(self, groups: Sequence[EpisodeGroup], streams: Sequence[Stream]) -> Batch:
+    def _pack(self, groups: Sequence[EpisodeGroup], streams: Sequence[Sequence[Stream]]) -> Batch:
         return pack(
             groups, streams, tokens_per_microbatch=self.config.tokens_per_microbatch,
             num_shards=max(1, self.config.num_learners), keep_zero_weights=self.config.kl_coeff > 0,
@@ -185,24 +180,31 @@ class AgentAlgorithm(Algorithm):
         timeout = self.config.push_timeout_s + 30
         return call_runners(self, lambda r: getattr(r, method)(*args), timeout)
 
+    def train_on(self, tasks: Sequence[Task]) -> None:
+        """Admit these tasks from now on, reshuffled each pass; groups in flight are finished as they are."""
+        if not tasks:
+            raise ConfigError("train_on() got no task: give at least one")
+        self._tasks = shuffled(tasks, derive_seed(self.config.seed, self._started))
+
     # -- evaluation ---------------------------------------------------------------------------------------------------
 
     def play(self, tasks: Sequence[Task], *, name: str, seed: int = 0) -> list[Episode]:
         """One attempt at each task with the current weights, apart from training; in the order of the tasks."""
+        return [group.episodes[0] for group in self._play(tasks, name, seed, scored=False)]
+
+    def _play(self, tasks: Sequence[Task], name: str, seed: int, *, scored: bool) -> list[EpisodeGroup]:
+        """Groups of one, apart from training; in the order of the tasks."""
         runners, timeout = max(1, num_remote_runners(self)), self.config.stall_timeout_s
+        sampling = self.config.sampling_params()
         jobs = [
-            Job(
-                group_id=f"{name}-{n:04d}",
-                task=t,
-                group_size=1,
-                sampling=self.config.sampling_params(),
-                seed=derive_seed(seed, n),
-            )
+            Job(group_id=f"{name}-{n:04d}", task=t, group_size=1, sampling=sampling, seed=derive_seed(seed, n))
             for n, t in enumerate(tasks)
         ]
         hands = [jobs[k::runners] for k in range(runners)]
-        played = call_runners(self, [lambda r, hand=hand: r.play(hand, timeout) for hand in hands], timeout + 30)
-        by_id = {g.group_id: g.episodes[0] for groups in played for g in groups}
+        played = call_runners(
+            self, [lambda r, hand=hand: r.play(hand, timeout, scored) for hand in hands], timeout + 30
+        )
+        by_id = {group.group_id: group for groups in played for group in groups}
         return [by_id[job.group_id] for job in jobs]
 
     def evaluate_heldout(self) -> tuple[dict[str, Any], int, int]:
@@ -309,4 +311,11 @@ def group_id(number: int) -> str:
     return f"g{number:06d}"
 
 
-__all__ = ["AgentAlgorithm", "AgentEnvRunner", "Interrupted", "Scores"]
+def shuffled(tasks: Sequence[Task], seed: int | None) -> Iterator[Task]:
+    """The tasks for ever, in a new order each pass."""
+    rng = random.Random(seed)
+    while True:
+        yield from rng.sample(tasks, len(tasks))
+
+
+__all__ = ["AgentAlgorithm", "AgentEnvRunner", "Interrupted", "Scores", "Services"]

@@ -2,12 +2,13 @@
 
 The loss of a step is ``(1 / E) * sum over episodes (1 / n_e) * sum over its n_e trained tokens``, where E counts the
 trained episodes of the whole step. Both divisors are written into ``MicroBatch.loss_weight``, so that a plain sum over
-micro-batches and shards is the loss, however the rows were cut.
+micro-batches and shards is the loss, however the rows were cut. A distillation is weighed by lambda times the same
+``loss_weight``. Its teacher reads a row of its own: the segment with the memory put in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal
@@ -72,6 +73,11 @@ class MicroBatch:
         weights: [B, T] float32, the stream's weights (advantages) where mask is True, 0 elsewhere.
         loss_weight: [B, T] float32, 1 / (E * n_e) where mask is True, 0 elsewhere.
         versions: [B, T] int64, weight version where mask is True, -1 elsewhere.
+        distill_weight: [B, T] float32, lambda * loss_weight at the tokens that a teacher scores, 0 elsewhere.
+        teacher_ids: [B', T'] int64, right-padded: the distilled rows with the memory in them; [0, 0] if there are none.
+        teacher_rows: [B'] int64, which row of ``token_ids`` each of them is.
+        teacher_shift: [B'] int64, length of its memory. All trained tokens come behind the memory, so the token in
+            column c of the row is in column c + shift of the teacher's.
     """
 
     token_ids: NDArray[np.int64]
@@ -81,6 +87,10 @@ class MicroBatch:
     weights: NDArray[np.float32]
     loss_weight: NDArray[np.float32]
     versions: NDArray[np.int64]
+    distill_weight: NDArray[np.float32]
+    teacher_ids: NDArray[np.int64]
+    teacher_rows: NDArray[np.int64]
+    teacher_shift: NDArray[np.int64]
 
     @property
     def trained_tokens(self) -> int:
@@ -93,10 +103,14 @@ class BatchStats:
 
     Attributes:
         episodes: trained episodes (E), those of zero weight included.
-        zero_weight_episodes: of these, how many were left out of the arrays because all their weights are 0.
+        zero_weight_episodes: of these, how many were left out of the arrays: all their advantages are 0, and no teacher
+            reads them.
         segments: packed rows.
         tokens: packed tokens without padding.
         trained_tokens: of these, how many are trained on.
+        teacher_tokens: tokens that teachers read besides, without padding.
+        undistilled: segments that were to be distilled and are not, because up to the memory they are not as the first
+            segment of their group, or were sampled.
         padding_share: share of the padded arrays that is padding, in [0, 1].
         refused: (episode id, reason) of the records that ``refusal`` turned down.
     """
@@ -106,6 +120,8 @@ class BatchStats:
     segments: int = 0
     tokens: int = 0
     trained_tokens: int = 0
+    teacher_tokens: int = 0
+    undistilled: int = 0
     padding_share: float = 0.0
     refused: tuple[tuple[str, str], ...] = ()
 
@@ -139,17 +155,57 @@ def refusal(episode: Episode) -> str | None:
 
 
 @dataclass(frozen=True)
+class _Part:
+    """An episode that is trained on, with its advantages; and with its lambdas, or None if it is not distilled."""
+
+    episode: Episode
+    advantages: tuple[NDArray[np.float32], ...]
+    lambdas: tuple[NDArray[np.float32], ...] | None
+    memory_ids: tuple[int, ...]
+    before_memory: tuple[int, ...] | None
+
+    def rows(self, loss_weight: float) -> list[_Row]:
+        """One for each segment with a sampled token."""
+        lambdas = self.lambdas or (None,) * len(self.advantages)
+        return [
+            self._row(segment, advantages, lam, loss_weight)
+            for segment, advantages, lam in zip(self.episode.segments, self.advantages, lambdas, strict=True)
+            if segment.num_sampled
+        ]
+
+    def _row(
+        self, segment: Segment, advantages: NDArray[np.float32], lam: NDArray[np.float32] | None, loss_weight: float
+    ) -> _Row:
+        length = int(np.flatnonzero(segment.mask)[-1]) + 1
+        if lam is None or not lam[np.asarray(segment.mask, bool)].any():
+            return _Row(segment, advantages, loss_weight, length)
+        before = self.before_memory
+        if before is None or segment.token_ids[: len(before)] != before or any(segment.mask[: len(before)]):
+            return _Row(segment, advantages, loss_weight, length, undistilled=True)
+        teacher = (*before, *self.memory_ids, *segment.token_ids[len(before) : length])
+        return _Row(segment, advantages, loss_weight, length, lam, teacher)
+
+
+@dataclass(frozen=True)
 class _Row:
+    """A segment; ``length`` counts its tokens up to the last trained one, since what follows changes nothing."""
+
     segment: Segment
-    weights: NDArray[np.float32]
+    advantages: NDArray[np.float32]
     loss_weight: float
     length: int
-    """Tokens up to the last trained one; what follows it changes nothing."""
+    lambdas: NDArray[np.float32] | None = None
+    teacher: tuple[int, ...] = ()
+    undistilled: bool = False
+
+    @property
+    def useful(self) -> bool:
+        return bool(self.teacher) or bool(self.advantages[np.asarray(self.segment.mask, bool)].any())
 
 
 def pack(
     groups: Sequence[EpisodeGroup],
-    streams: Sequence[Stream],
+    streams: Sequence[Sequence[Stream]],
     *,
     tokens_per_microbatch: int,
     num_shards: int = 1,
@@ -158,84 +214,106 @@ def pack(
 ) -> Batch:
     """Cut the trained segments of a step into micro-batches of at most ``tokens_per_microbatch`` padded tokens.
 
-    Rows go, longest first, to the shard with the fewest tokens, and neighbours in length share a micro-batch; a row
-    longer than the budget has one of its own. Shards that come out with fewer micro-batches are filled up with ones
-    that train nothing, because data-parallel ranks must take the same number of passes.
+    What teachers read counts. Rows go, longest first, to the shard with the fewest tokens, and neighbours in length
+    share a micro-batch; a row longer than the budget has one of its own. Shards that come out with fewer micro-batches
+    are filled up with ones that train nothing, because data-parallel ranks must take the same number of passes.
 
     Args:
-        streams: one for each group.
-        keep_zero_weights: pack episodes whose weights are all 0. They count as trained episodes in any case, so
-            leaving them out changes nothing if the loss has no term besides the policy gradient; keep them if it has
-            (``kl_coeff`` > 0).
+        streams: for each group a policy gradient and at most one distillation. An episode that takes no part in the
+            policy gradient is not distilled either. An empty memory teaches nothing and costs nothing.
+        keep_zero_weights: pack episodes whose advantages are all 0 and that no teacher reads. They count as trained
+            episodes in any case, so leaving them out changes nothing if the loss has no other term; keep them if it
+            has (``kl_coeff`` > 0).
 
     Raises:
-        ConfigError: the budget is not positive, or a stream does not fit its group.
+        ConfigError: the budget is not positive, or the streams do not fit their group.
     """
     if tokens_per_microbatch < 1:
         raise ConfigError(f"tokens_per_microbatch is {tokens_per_microbatch}: give at least 1")
     trained, refused = _trained_episodes(groups, streams)
-    rows: list[_Row] = []
-    zero_weight = 0
-    for episode, weights in trained:
-        if not keep_zero_weights and not _any_weight(episode, weights):
-            zero_weight += 1
-            continue
-        loss_weight = 1.0 / (len(trained) * episode.num_sampled)
-        for segment, w in zip(episode.segments, weights, strict=True):
-            if segment.num_sampled:
-                rows.append(_Row(segment, w, loss_weight, int(np.flatnonzero(segment.mask)[-1]) + 1))
+    episodes = [part.rows(1.0 / (len(trained) * part.episode.num_sampled)) for part in trained]
+    packed = [rows for rows in episodes if keep_zero_weights or any(row.useful for row in rows)]
+    rows = list(chain(*packed))
     shards = [_microbatches(rows_of, tokens_per_microbatch, pad_id) for rows_of in _shards(rows, num_shards)]
     count = max(len(shard) for shard in shards)
     for shard in shards:
         shard.extend(_collate([], pad_id) for _ in range(count - len(shard)))
-    padded = sum(mb.token_ids.size for mb in chain(*shards))
-    tokens = sum(row.length for row in rows)
+    padded = sum(mb.token_ids.size + mb.teacher_ids.size for mb in chain(*shards))
+    tokens, teacher_tokens = sum(row.length for row in rows), sum(len(row.teacher) for row in rows)
     return Batch(
         shards=tuple(map(tuple, shards)),
         stats=BatchStats(
             episodes=len(trained),
-            zero_weight_episodes=zero_weight,
+            zero_weight_episodes=len(episodes) - len(packed),
             segments=len(rows),
             tokens=tokens,
             trained_tokens=sum(row.segment.num_sampled for row in rows),
-            padding_share=1.0 - tokens / padded if padded else 0.0,
+            teacher_tokens=teacher_tokens,
+            undistilled=sum(row.undistilled for row in chain(*episodes)),
+            padding_share=1.0 - (tokens + teacher_tokens) / padded if padded else 0.0,
             refused=tuple(refused),
         ),
     )
 
 
 def _trained_episodes(
-    groups: Sequence[EpisodeGroup], streams: Sequence[Stream]
-) -> tuple[list[tuple[Episode, tuple[NDArray[np.float32], ...]]], list[tuple[str, str]]]:
-    """Episodes that take part and have a sampled token, with their weights; and the refused ones."""
+    groups: Sequence[EpisodeGroup], streams: Sequence[Sequence[Stream]]
+) -> tuple[list[_Part], list[tuple[str, str]]]:
+    """Episodes that take part and have a sampled token; and the refused ones."""
     trained, refused = [], []
-    for group, stream in zip(groups, streams, strict=True):
-        if len(stream.weights) != len(group.episodes):
-            raise ConfigError(
-                f"stream of group {group.group_id} has {len(stream.weights)} entries for {len(group.episodes)} episodes"
-            )
-        for episode, weights in zip(group.episodes, stream.weights, strict=True):
-            if weights is None or not episode.num_sampled:
+    for group, of_group in zip(groups, streams, strict=True):
+        policy, distillation = _by_name(group, of_group)
+        memory_ids, before_memory = distillation.memory_ids, _before_memory(group, distillation.splice)
+        lambdas = distillation.weights if memory_ids else (None,) * len(group.episodes)
+        for episode, advantages, lam in zip(group.episodes, policy.weights, lambdas, strict=True):
+            if advantages is None or not episode.num_sampled:
                 continue
-            if [len(w) for w in weights] != [len(s.token_ids) for s in episode.segments]:
-                raise ConfigError(
-                    f"stream weights of episode {episode.episode_id} do not have the shape of its segments"
-                )
-            if reason := refusal(episode):
+            if reason := refusal(episode) or _not_finite(episode, advantages) or _not_finite(episode, lam):
                 refused.append((episode.episode_id, reason))
-            elif not all(np.isfinite(w[np.asarray(s.mask, bool)]).all() for w, s in _pairs(episode, weights)):
-                refused.append((episode.episode_id, "a stream weight is not finite"))
             else:
-                trained.append((episode, weights))
+                trained.append(_Part(episode, advantages, lam, memory_ids, before_memory))
     return trained, refused
 
 
-def _pairs(episode: Episode, weights: tuple[NDArray[np.float32], ...]) -> Iterator[tuple[NDArray[np.float32], Segment]]:
-    return zip(weights, episode.segments, strict=True)
+def _by_name(group: EpisodeGroup, streams: Sequence[Stream]) -> tuple[Stream, Stream]:
+    """The policy gradient and the distillation of a group; without one, a distillation of nobody."""
+    by_name = {"distillation": Stream(name="distillation", weights=(None,) * len(group.episodes))}
+    by_name |= {stream.name: stream for stream in streams}
+    if "policy_gradient" not in by_name or len(streams) > len({stream.name for stream in streams}):
+        raise ConfigError(
+            f"group {group.group_id} has the streams {[s.name for s in streams]}: give one policy_gradient and at most one "
+            "distillation"
+        )
+    for stream in by_name.values():
+        _check_shape(group, stream)
+    return by_name["policy_gradient"], by_name["distillation"]
 
 
-def _any_weight(episode: Episode, weights: tuple[NDArray[np.float32], ...]) -> bool:
-    return any(w[np.asarray(s.mask, bool)].any() for w, s in _pairs(episode, weights))
+def _check_shape(group: EpisodeGroup, stream: Stream) -> None:
+    if len(stream.weights) != len(group.episodes):
+        raise ConfigError(
+            f"{stream.name} stream of group {group.group_id} has {len(stream.weights)} entries for "
+            f"{len(group.episodes)} episodes"
+        )
+    for episode, weights in zip(group.episodes, stream.weights, strict=True):
+        if weights is not None and [len(w) for w in weights] != [len(s.token_ids) for s in episode.segments]:
+            raise ConfigError(
+                f"{stream.name} weights of episode {episode.episode_id} do not have the shape of its segments"
+            )
+
+
+def _before_memory(group: EpisodeGroup, splice: int) -> tuple[int, ...] | None:
+    """What stands before the memory in the group's first segment; None if that is too short."""
+    first = next((episode.segments[0].token_ids for episode in group.episodes if episode.segments), ())
+    return first[:splice] if splice <= len(first) else None
+
+
+def _not_finite(episode: Episode, weights: tuple[NDArray[np.float32], ...] | None) -> str | None:
+    if weights is None:
+        return None
+    pairs = zip(weights, episode.segments, strict=True)
+    finite = all(np.isfinite(w[np.asarray(segment.mask, bool)]).all() for w, segment in pairs)
+    return None if finite else "a stream weight is not finite"
 
 
 def _shards(rows: Sequence[_Row], num_shards: int) -> list[list[_Row]]:
@@ -245,7 +323,7 @@ def _shards(rows: Sequence[_Row], num_shards: int) -> list[list[_Row]]:
     for row in sorted(rows, key=lambda row: -row.length):
         least = load.index(min(load))
         shards[least].append(row)
-        load[least] += row.length
+        load[least] += row.length + len(row.teacher)
     return shards
 
 
@@ -253,10 +331,17 @@ def _microbatches(rows: Sequence[_Row], budget: int, pad_id: int) -> list[MicroB
     """Rows come longest first, so the first of a micro-batch sets its width."""
     batches, start = [], 0
     while start < len(rows):
-        end = start + max(1, budget // rows[start].length)
+        end = start + 1
+        while end < len(rows) and _padded(rows[start : end + 1]) <= budget:
+            end += 1
         batches.append(_collate(rows[start:end], pad_id))
         start = end
     return batches
+
+
+def _padded(rows: Sequence[_Row]) -> int:
+    taught = [len(row.teacher) for row in rows if row.teacher]
+    return len(rows) * rows[0].length + len(taught) * max(taught, default=0)
 
 
 def _collate(rows: Sequence[_Row], pad_id: int) -> MicroBatch:
@@ -264,16 +349,18 @@ def _collate(rows: Sequence[_Row], pad_id: int) -> MicroBatch:
     shape = (len(rows), rows[0].length) if rows else (1, 2)
     token_ids = np.full(shape, pad_id, dtype=np.int64)
     mask = np.zeros(shape, dtype=bool)
-    behavior, weights, loss_weight = (np.zeros(shape, dtype=np.float32) for _ in range(3))
+    behavior, weights, loss_weight, distill_weight = (np.zeros(shape, dtype=np.float32) for _ in range(4))
     versions = np.full(shape, -1, dtype=np.int64)
     for i, row in enumerate(rows):
         n, segment = row.length, row.segment
         token_ids[i, :n] = segment.token_ids[:n]
         chosen = mask[i, :n] = np.asarray(segment.mask[:n], dtype=bool)
         behavior[i, :n][chosen] = np.asarray(segment.logprobs[:n], dtype=np.float32)[chosen]
-        weights[i, :n][chosen] = row.weights[:n][chosen]
+        weights[i, :n][chosen] = row.advantages[:n][chosen]
         loss_weight[i, :n][chosen] = row.loss_weight
         versions[i, :n][chosen] = np.asarray(segment.versions[:n])[chosen]
+        if row.lambdas is not None:
+            distill_weight[i, :n][chosen] = row.lambdas[:n][chosen] * row.loss_weight
     return MicroBatch(
         token_ids=token_ids,
         lengths=np.array([row.length for row in rows] or [2], dtype=np.int64),
@@ -282,4 +369,18 @@ def _collate(rows: Sequence[_Row], pad_id: int) -> MicroBatch:
         weights=weights,
         loss_weight=loss_weight,
         versions=versions,
+        distill_weight=distill_weight,
+        **_teachers(rows, pad_id),
     )
+
+
+def _teachers(rows: Sequence[_Row], pad_id: int) -> dict[str, NDArray[np.int64]]:
+    taught = [(i, row) for i, row in enumerate(rows) if row.teacher]
+    ids = np.full((len(taught), max((len(row.teacher) for _, row in taught), default=0)), pad_id, dtype=np.int64)
+    for line, (_, row) in zip(ids, taught, strict=True):
+        line[: len(row.teacher)] = row.teacher
+    return {
+        "teacher_ids": ids,
+        "teacher_rows": np.array([i for i, _ in taught], dtype=np.int64),
+        "teacher_shift": np.array([len(row.teacher) - row.length for _, row in taught], dtype=np.int64),
+    }

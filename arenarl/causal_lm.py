@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,14 @@ HEAD_TOLERANCE = 1e-3
 """Largest log-prob difference between ``TokenScorer`` and the model's own logits that ``build`` accepts."""
 
 
+class Scored(NamedTuple):
+    """Chosen tokens: log-probs [N], entropies [N] in nats and without gradient, and the log-distributions [N, V]."""
+
+    logprobs: Tensor
+    entropies: Tensor
+    distributions: Tensor
+
+
 class TokenScorer(nn.Module):
     """Log-probs of chosen tokens from the hidden states before them; logits of other positions are never computed."""
 
@@ -31,18 +40,15 @@ class TokenScorer(nn.Module):
         self.lm = lm
         self.temperature = temperature
 
-    def forward(self, token_ids: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Score the tokens at (rows [N], columns [N]) of token_ids [B, T], each column >= 1.
-
-        Returns:
-            log-probs [N] and, without gradient, entropies [N] of the distributions they were drawn from, in nats.
-        """
+    def forward(self, token_ids: Tensor, rows: Tensor, columns: Tensor) -> Scored:
+        """Score the tokens at (rows [N], columns [N]) of token_ids [B, T], each column >= 1."""
         hidden = self.lm.get_decoder()(input_ids=token_ids[:, :-1], use_cache=False).last_hidden_state
         logits = self.lm.get_output_embeddings()(hidden[rows, columns - 1]).float() / self.temperature
-        logprobs = torch.log_softmax(logits, dim=-1)
+        distributions = torch.log_softmax(logits, dim=-1)
         with torch.no_grad():
-            entropies = torch.special.entr(logprobs.exp()).sum(-1)
-        return logprobs.gather(1, token_ids[rows, columns, None]).squeeze(1), entropies
+            entropies = torch.special.entr(distributions.exp()).sum(-1)
+        logprobs = distributions.gather(1, token_ids[rows, columns, None]).squeeze(1)
+        return Scored(logprobs, entropies, distributions)
 
 
 def load_causal_lm(model: str) -> nn.Module:
@@ -64,7 +70,7 @@ def load_causal_lm(model: str) -> nn.Module:
 def check_head(scorer: TokenScorer, model: str) -> None:
     """Refuse models that scale or cap their logits after the output layer, by comparing with their own logits."""
     ids = torch.tensor([[0, 1, 2]])
-    ours, _ = scorer(ids, torch.tensor([0, 0]), torch.tensor([1, 2]))
+    ours = scorer(ids, torch.tensor([0, 0]), torch.tensor([1, 2])).logprobs
     logits = scorer.lm(input_ids=ids).logits[0, :-1] / scorer.temperature
     theirs = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None]).squeeze(1)
     if (ours - theirs).abs().max() > HEAD_TOLERANCE:

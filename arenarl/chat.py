@@ -6,6 +6,9 @@ was already said, there is no glue and the caller opens a new segment.
 
 Text that comes from outside (tool results, user prompts) is encoded with special tokens off, so a file that contains
 an end-of-turn marker cannot forge a turn.
+
+A memory is spliced in as ids: what the policy sees with it is what it sees without it, plus the note, to the token. So the
+student and the teacher of a self-distillation differ in the note alone (RG-SED, arXiv 2609.01058).
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from arenarl.errors import ConfigError
 from arenarl.mcp.results import four_characters
 from arenarl.tool_calls import ToolParser, parser_for_template
-from arenarl.types import Message
+from arenarl.types import Memory, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -75,11 +78,38 @@ class ChatRenderer:
         prompt = text[text.rfind(_MARK.format(1)) :]
         return prompt.rfind("<think>") > prompt.rfind("</think>")
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[int]:
-        """Token ids of a whole conversation, up to and including the generation prompt."""
-        foreign = {i for i, m in enumerate(messages) if m["role"] != "assistant"}
-        text = self._render(self._spoken(messages), tools, foreign, add_generation_prompt=True)
-        return self._encode(text, messages)
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], memory: Memory | None = None
+    ) -> list[int]:
+        """Token ids of a whole conversation, up to and including the generation prompt.
+
+        Args:
+            memory: its ids stand right behind the content of the system message, or of the first user message. Without
+                them the prompt is exactly that of no memory.
+
+        Raises:
+            ConfigError: there is no such message, or the template does not show it exactly once.
+        """
+        text = self._conversation(messages, tools)
+        if memory is None:
+            return self._encode(text, messages)
+        before, after = self._cut(text, messages, memory.place)
+        return [*self._encode(before, messages), *self.encode_foreign(memory.text), *self._encode(after, messages)]
+
+    def splice_point(
+        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], place: Literal["system", "user"]
+    ) -> int:
+        """How many ids of the prompt stand before a memory in this place.
+
+        Raises:
+            ConfigError: as `prompt` with a memory.
+        """
+        before, _ = self._cut(self._conversation(messages, tools), messages, place)
+        return len(self._encode(before, messages))
+
+    def encode_foreign(self, text: str) -> list[int]:
+        """Token ids of text from outside; none of them is a turn mark, whatever it spells."""
+        return self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
 
     def glue(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[dict[str, Any]]
@@ -128,6 +158,26 @@ class ChatRenderer:
         )
         return list(encoded["offset_mapping"])
 
+    def _conversation(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> str:
+        """Template text of all that was said, foreign contents as marks, up to the generation prompt."""
+        foreign = {i for i, m in enumerate(messages) if m["role"] != "assistant"}
+        return self._render(self._spoken(messages), tools, foreign, add_generation_prompt=True)
+
+    def _cut(self, text: str, messages: Sequence[Message], place: str) -> tuple[str, str]:
+        """Template text up to the end of the content that a memory follows, and the rest."""
+        first = next((i for i, m in enumerate(messages) if m["role"] == place), None)
+        if first is None:
+            raise ConfigError(f"a memory cannot follow the {place} message: there is none; use another place")
+        mark = _MARK.format(first)
+        if (shown := text.count(mark)) != 1:
+            name = self.tokenizer.name_or_path
+            raise ConfigError(
+                f"a memory cannot follow the {place} message: the chat template of {name!r} shows it {shown} times; "
+                "use another place, or a template that shows it once"
+            )
+        before, mark, after = text.partition(mark)
+        return before + mark, after
+
     def _render(
         self,
         messages: Sequence[Message],
@@ -160,9 +210,7 @@ class ChatRenderer:
         ids: list[int] = []
         for n, piece in enumerate(_MARKED.split(text)):
             if n % 2:
-                ids += self.tokenizer.encode(
-                    messages[int(piece)]["content"], add_special_tokens=False, split_special_tokens=True
-                )
+                ids += self.encode_foreign(messages[int(piece)]["content"])
             elif piece:
                 ids += self.tokenizer.encode(piece, add_special_tokens=False)
         return ids

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -24,6 +24,7 @@ from arenarl.vllm_settings import EngineConfig
 if TYPE_CHECKING:
     from arenarl.learner import LearnerSpec
     from arenarl.learner_group import AccelerateLearnerGroup
+    from arenarl.scoring import Executor, ExtraStream
 
 
 class AgentConfig(AlgorithmConfig):
@@ -49,7 +50,8 @@ class AgentConfig(AlgorithmConfig):
         ),
         "training": (
             "group_size", "groups_per_step", "max_staleness", "num_steps", "warmup_steps", "weight_decay", "clip_param",
-            "clip_param_high", "tis_cap", "kl_coeff", "tokens_per_microbatch", "dtype", "num_train_tasks",
+            "clip_param_high", "tis_cap", "kl_coeff", "tokens_per_microbatch", "dtype", "num_train_tasks", "extra_streams",
+            "distill_form", "distill_top_k",
         ),
         "env_runners": ("max_episodes", "stall_timeout_s", "push_timeout_s", "canary_tolerance"),
         "judging": ("judge", "judge_config"),
@@ -89,6 +91,11 @@ class AgentConfig(AlgorithmConfig):
         self.tokens_per_microbatch = 2048
         self.dtype = "float32"
         self.num_train_tasks = 1000
+        self.extra_streams: Sequence[
+            ExtraStream
+        ] = ()  # further terms of the loss, such as arenarl.algorithms.rg_sed.RGSED
+        self.distill_form = "full"
+        self.distill_top_k = 64
         # the workers
         self.max_episodes = 256
         self.stall_timeout_s = 600.0
@@ -211,6 +218,10 @@ class AgentConfig(AlgorithmConfig):
         self.check_judge(judge)
         return judge
 
+    def build_executor(self) -> Executor | None:
+        """For algorithms that let a solver try tasks: what does it. Raises ConfigError if it cannot be built."""
+        return None
+
     def check_judge(self, judge: Judge) -> None:
         """For algorithms that need more of a judge than ``compare``. Raises ConfigError if it does not have that."""
 
@@ -238,7 +249,7 @@ class AgentConfig(AlgorithmConfig):
             model=self.model_path, lr=self.lr, weight_decay=self.weight_decay, grad_clip=self.grad_clip or 1e9,
             warmup_steps=self.warmup_steps, temperature=self.temperature, clip_param=self.clip_param,
             clip_param_high=self.clip_param_high, tis_cap=self.tis_cap, kl_coeff=self.kl_coeff, num_epochs=self.num_epochs,
-            dtype=self.dtype, seed=self.seed or 0,
+            dtype=self.dtype, seed=self.seed or 0, distill_form=self.distill_form, distill_top_k=self.distill_top_k,
         )  # fmt: skip
 
     def sampling_params(self) -> SamplingParams:

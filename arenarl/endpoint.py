@@ -7,7 +7,9 @@ call. One loop at a time uses it, and another may follow when that one has ended
 from __future__ import annotations
 
 import asyncio
+import difflib
 import importlib
+import inspect
 import ipaddress
 import json
 import os
@@ -238,6 +240,24 @@ class OpenAIEndpoint:
     def _without_key(self, text: str) -> str:
         key = read_key(self._key_env)
         return text.replace(key, "***") if key else text
+
+
+def open_endpoint(settings: Mapping[str, Any], whose: str) -> OpenAIEndpoint:
+    """An endpoint from the settings of a judge, grader, coach or executor.
+
+    Raises:
+        ConfigError: naming the setting that is missing, or that neither ``whose`` nor an endpoint has.
+    """
+    for name, example in (("base_url", "'http://localhost:8000/v1'"), ("model", "a name that the server knows")):
+        if name not in settings:
+            raise ConfigError(f"{name} is missing: give {name}, such as {example}, to {whose}")
+    known = list(inspect.signature(OpenAIEndpoint).parameters)
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"those of an endpoint: {', '.join(known)}"
+            raise ConfigError(f"{name!r} is no setting of {whose} or its endpoint; {hint}")
+    return OpenAIEndpoint(**settings)
 
 
 def check_url(base_url: str) -> bool:

@@ -5,8 +5,9 @@ No method is a coroutine: one ``async def`` would make the Ray actor an asyncio 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import ray
@@ -19,9 +20,10 @@ from ray.rllib.utils.metrics import WEIGHTS_SEQ_NO
 from arenarl.chat import ChatRenderer
 from arenarl.engine import VLLMEngine
 from arenarl.env import UnicodeText
-from arenarl.judge import Judge
+from arenarl.errors import ConfigError
 from arenarl.player import Job, RolloutLimits
-from arenarl.rollout import RolloutLoop
+from arenarl.rollout import RolloutLoop, ScoreGroup
+from arenarl.scoring import Services
 from arenarl.types import Completion, Episode, EpisodeGroup, SamplingParams
 
 CANARY_TOKENS = 16
@@ -47,11 +49,15 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
             prewarm=min(self.config.max_episodes, self.config.episodes_in_flight // max(1, self.config.num_env_runners)),
         )  # fmt: skip
         engine = VLLMEngine(self.config.engine_config(), engine_id=f"engine-{self.worker_index or 0}")
-        self.judge = self.config.build_judge()
-        self.loop = RolloutLoop(
-            engine, load_renderer(self.config.model_path), self.taskset, scorer(self.config, self.judge), limits,
-            on_close=getattr(self.judge, "aclose", None),
+        renderer = load_renderer(self.config.model_path)
+        self.services = Services(
+            judge=self.config.build_judge(), play=lambda job: self.loop.play_group(job), taskset=self.taskset, renderer=renderer,
+            executor=self.config.build_executor(),
         )  # fmt: skip
+        self.helpers = (self.services.judge, self.services.executor, self.taskset, *self.config.extra_streams)
+        self.loop = RolloutLoop(
+            engine, renderer, self.taskset, scorer(self.config, self.services), limits, on_close=self._close_helpers
+        )
         self.loop.start()
 
     # -- training ---------------------------------------------------------------------------------------------------
@@ -74,9 +80,23 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
             weights = ray.get(weights)
         seconds = self.loop.call(self.loop.engine.update_weights(weights, version, timeout_s=timeout_s), timeout_s + 10)
         self.version = version
-        if begin_step := getattr(self.judge, "begin_step", None):
-            begin_step(version)
+        for helper in self.helpers:
+            if begin_step := getattr(helper, "begin_step", None):
+                begin_step(version)
         return seconds
+
+    def set_solver_weights(self, weights: Any, version: int, timeout_s: float) -> None:
+        """Load weights into the executor's policy; see `set_weights`.
+
+        Raises:
+            ConfigError: there is no executor, or its policy is not ours to change.
+        """
+        load = getattr(self.services.executor, "set_weights", None)
+        if load is None:
+            raise ConfigError(
+                "this worker has no executor whose weights can follow: use arenarl.executor:RunnerExecutor"
+            )
+        load(ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights, version, timeout_s)
 
     def canary(self, prompt_ids: Sequence[int], temperature: float, seed: int, timeout_s: float) -> Completion:
         """A few tokens sampled after a prompt, so that the learner can check whose weights sampled them."""
@@ -88,9 +108,9 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
 
     # -- evaluation -------------------------------------------------------------------------------------------------
 
-    def play(self, jobs: Sequence[Job], timeout_s: float) -> list[EpisodeGroup]:
-        """Play groups apart from training and wait for them; no tournament."""
-        return self.loop.run(jobs, timeout_s)
+    def play(self, jobs: Sequence[Job], timeout_s: float, scored: bool = False) -> list[EpisodeGroup]:
+        """Play groups apart from training and wait for them; no tournament, unless they are to be scored."""
+        return self.loop.run(jobs, timeout_s, scored=scored)
 
     # -- what RLlib asks for ----------------------------------------------------------------------------------------
 
@@ -130,16 +150,23 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
     def stop(self) -> None:
         self.loop.close()
 
+    async def _close_helpers(self) -> None:
+        closing = [close() for helper in self.helpers if (close := getattr(helper, "aclose", None))]
+        for error in await asyncio.gather(*closing, return_exceptions=True):
+            if isinstance(error, Exception):
+                raise error
 
-def scorer(config: Any, judge: Judge) -> ScoreGroup:
-    """The algorithm's ``score_group`` with its judge, as a function from a bare group to a scored one."""
+
+def scorer(config: Any, services: Services) -> ScoreGroup:
+    """The algorithm's ``score_group`` and what the extra terms of the loss add, as a function from a bare group to a scored one."""
 
     async def score(group: EpisodeGroup) -> EpisodeGroup:
-        scores = await config.algo_class.score_group(group, config, judge)
-        return replace(
-            group, rewards=scores.rewards, advantages=scores.advantages, games=scores.games, standings=scores.standings,
-            marks=scores.marks,
-        )  # fmt: skip
+        before = replace(services, kept=dict(services.kept))  # what rehearsals of this group may know and change
+        scores = await config.algo_class.score_group(group, config, services)
+        group = replace(group, **{field.name: getattr(scores, field.name) for field in fields(scores)})
+        for term in config.extra_streams:
+            group = await term.extend(group, config, before)
+        return group
 
     return score
 

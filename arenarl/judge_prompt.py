@@ -59,13 +59,13 @@ def build_prompt(
     """
     words, alone = _WORDS[language], len(attempts) == 1
     half = attempt_chars // 2
-    shown = [(_path(episode.trajectory, half), _answer(episode, half)) for episode in attempts]
+    shown = [(path_of(episode.trajectory, half), _answer(episode, half)) for episode in attempts]
     query = shorten(task.prompt, _QUERY_CHARS)
     nonce = _nonce(query, shown)
-    sections = [_section("query", nonce, query)]
+    sections = [fenced("query", nonce, query)]
     for side, (path, answer) in zip(SIDES, shown, strict=False):
-        inside = f"{_section('path', nonce, path)}\n{_section('answer', nonce, answer)}"
-        sections.append(_section(f"attempt-{side}", nonce, inside))
+        inside = f"{fenced('path', nonce, path)}\n{fenced('answer', nonce, answer)}"
+        sections.append(fenced(f"attempt-{side}", nonce, inside))
     user = "\n\n".join([words["id"].format(nonce=nonce), *sections, words["close"]])
     sides = SIDES[: len(attempts)]
     task_words = words["alone" if alone else "pair"]
@@ -112,7 +112,7 @@ def _harmless(text: str) -> str:
     return _UNSEEN.sub("\ufffd", text.translate(_BRACKETS))
 
 
-def _section(name: str, nonce: str, inside: str) -> str:
+def fenced(name: str, nonce: str, inside: str) -> str:
     return f"<{name}-{nonce}>\n{inside}\n</{name}-{nonce}>"
 
 
@@ -130,7 +130,7 @@ def _answer(episode: Episode, limit: int) -> str:
     return "\n".join(lines)
 
 
-def _path(trajectory: Trajectory, limit: int) -> str:
+def path_of(trajectory: Trajectory, limit: int) -> str:
     """Analyses and calls in their order, all cut alike until they fit; of very many, the first and the last."""
     items: list[str] = []
     for piece in _PIECES:

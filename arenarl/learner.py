@@ -10,6 +10,9 @@ The loss is the decoupled clipped objective (Hilton et al., "Batch size-invarian
 cost no pass of their own. Hence, with one epoch, rho is 1, the clip is idle and the gradient is ``w A grad log pi``:
 the truncated importance-weighted policy gradient, and the plain one if the engine holds the same weights. The clip
 bounds how far later epochs move, and w corrects for lag and for the engine's arithmetic, each exactly once.
+
+A distilled token adds ``lambda KL(pi || teacher)``, as in RG-SED (ARISE, arXiv 2609.01058) and OPCD (arXiv 2602.12275).
+The teacher is pi itself, of the same moment and temperature and without a gradient, with a memory in its context.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,9 +34,26 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from arenarl.batching import MicroBatch
-from arenarl.causal_lm import TokenScorer, check_head, copy_companions, load_causal_lm, stored_names, whole_folder
+from arenarl.causal_lm import (
+    Scored,
+    TokenScorer,
+    check_head,
+    copy_companions,
+    load_causal_lm,
+    stored_names,
+    whole_folder,
+)
 from arenarl.errors import ConfigError, LearnerError, boundary
-from arenarl.functional import clipped_surrogate, kl_k3, truncated_importance_weight
+from arenarl.functional import (
+    clipped_surrogate,
+    kl_k3,
+    reverse_kl_full,
+    reverse_kl_sampled,
+    reverse_kl_topk,
+    truncated_importance_weight,
+)
+from arenarl.learner_meter import Meter
+from arenarl.learner_tokens import Teacher, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +68,8 @@ class LearnerSpec:
         clip_param, clip_param_high: the ratio's range is [1 - clip_param, 1 + clip_param_high]; idle with one epoch.
         tis_cap: upper bound of the importance weight.
         kl_coeff: factor of the k3 estimate of KL(policy || starting weights), per token.
+        distill_form: KL of a distillation: over the whole vocabulary ("full"), over the student's ``distill_top_k``
+            likeliest tokens and the rest as one ("top_k"), or estimated from the sampled token alone ("sampled").
         num_epochs: passes over a batch, each one optimizer step.
         dtype: of the arithmetic; weights and optimizer state are float32 in either case.
         num_threads: torch threads of a learner process on CPU.
@@ -65,13 +87,15 @@ class LearnerSpec:
     clip_param_high: float = 0.28
     tis_cap: float = 2.0
     kl_coeff: float = 0.0
+    distill_form: Literal["full", "top_k", "sampled"] = "full"
+    distill_top_k: int = 64
     num_epochs: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
     num_threads: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "grad_clip", "tis_cap", "adam_eps", "num_epochs", "num_threads"):
+        for name in ("temperature", "grad_clip", "tis_cap", "adam_eps", "distill_top_k", "num_epochs", "num_threads"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be above 0")
         for name in ("lr", "weight_decay", "warmup_steps", "clip_param", "clip_param_high", "kl_coeff"):
@@ -79,26 +103,8 @@ class LearnerSpec:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must not be negative")
         if self.dtype not in ("float32", "bfloat16"):
             raise ConfigError(f"dtype={self.dtype!r}: must be 'float32' or 'bfloat16'")
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    """The trained tokens of a micro-batch: token_ids [B, T], everything else [N]."""
-
-    token_ids: Tensor
-    rows: Tensor
-    columns: Tensor
-    behavior: Tensor
-    advantages: Tensor
-    loss_weight: Tensor
-    versions: Tensor
-
-    @classmethod
-    def select(cls, batch: MicroBatch, device: torch.device) -> _Tokens:
-        rows, columns = batch.mask.nonzero()
-        chosen = (batch.behavior_logprobs, batch.weights, batch.loss_weight, batch.versions)
-        arrays = (batch.token_ids, rows, columns, *(array[rows, columns] for array in chosen))
-        return cls(*(torch.from_numpy(array).to(device) for array in arrays))
+        if self.distill_form not in ("full", "top_k", "sampled"):
+            raise ConfigError(f"distill_form={self.distill_form!r}: must be 'full', 'top_k' or 'sampled'")
 
 
 class AccelerateLearner:
@@ -160,17 +166,18 @@ class AccelerateLearner:
 
         Returns:
             Metrics over all ranks and epochs, means per trained token unless named otherwise: ``loss``,
-            ``policy_loss``, ``kl_loss`` (with their weights, summed); ``kl_behavior`` (k3 estimate of
+            ``policy_loss``, ``kl_loss``, ``distill_loss`` (with their weights, summed); ``kl_behavior`` (k3 estimate of
             KL(policy || engine)), ``entropy``, ``ratio_mean`` and ``ratio_max`` (policy / engine),
             ``abs_log_ratio_mean`` and ``abs_log_ratio_max`` (before the first step), ``importance_weight``,
             ``clip_low``, ``clip_high`` (share of tokens that the clip silenced), ``grad_norm`` (before clipping),
             ``lr``, ``tokens`` (trained, one epoch), ``lag_mean``, ``lag_max`` (in versions), ``seconds``, ``noop``.
+            With a distillation also ``distilled_tokens`` and ``distill_kl``, KL(student || teacher) for each of them.
 
         Raises:
             LearnerError: the loss or the gradient is not finite. The weights are those before the epoch.
         """
         started = time.perf_counter()
-        selected = [_Tokens.select(batch, self._accelerator.device) for batch in micro_batches]
+        selected = [Tokens.select(batch, self._accelerator.device) for batch in micro_batches]
         tokens = self._total(torch.tensor([sum(len(s.rows) for s in selected)], dtype=torch.float64)).item()
         if not tokens:
             self.noops += 1
@@ -182,23 +189,19 @@ class AccelerateLearner:
         metrics |= {name: epochs[0][name] for name in ("abs_log_ratio_mean", "abs_log_ratio_max")}
         return metrics | {"noop": 0.0, "tokens": tokens, "seconds": time.perf_counter() - started}
 
-    def _epoch(self, selected: Sequence[_Tokens], old: list[Tensor], version: int) -> dict[str, float]:
+    def _epoch(self, selected: Sequence[Tokens], old: list[Tensor], version: int) -> dict[str, float]:
         """One pass and one optimizer step. The first epoch fills ``old`` with its log-probs, one tensor a micro-batch."""
         rate = self.spec.lr * min(1.0, (self.steps + 1) / max(1, self.spec.warmup_steps))
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         first_epoch = not old
-        meter = _Meter()
+        meter = Meter()
         for index, batch in enumerate(selected):
             last = index == len(selected) - 1
             with nullcontext() if last else self._accelerator.no_sync(self._scorer):
-                logprobs, entropies = self._scorer(batch.token_ids, batch.rows, batch.columns)
-                if first_epoch:
-                    old.append(logprobs.detach())
-                loss = self._loss(batch, logprobs, old[index], meter)
-                # Data-parallel ranks average their gradients; loss_weight divides by the whole step, so they must add.
-                self._accelerator.backward(loss * self.world_size)
-            meter.observe(logprobs.detach(), entropies, batch, version)
+                logprobs = self._pass(batch, None if first_epoch else old[index], meter, version)
+            if first_epoch:
+                old.append(logprobs)
         norm = float(self._accelerator.clip_grad_norm_(self._scorer.parameters(), self.spec.grad_clip))
         metrics = meter.compute(self._total, self._largest)
         for name, value in (("loss", metrics["loss"]), ("gradient norm", norm)):
@@ -210,28 +213,65 @@ class AccelerateLearner:
         self.steps += 1
         return metrics | {"grad_norm": norm, "lr": rate}
 
-    def _loss(self, batch: _Tokens, logprobs: Tensor, old: Tensor, meter: _Meter) -> Tensor:
+    def _pass(self, batch: Tokens, old: Tensor | None, meter: Meter, version: int) -> Tensor:
+        """Forward and backward of a micro-batch; its log-probs [N], which are also ``old`` in the first epoch."""
+        scored = self._scorer(batch.token_ids, batch.rows, batch.columns)
+        logprobs = scored.logprobs.detach()
+        loss = self._loss(batch, scored, logprobs if old is None else old, meter)
+        # Data-parallel ranks average their gradients; loss_weight divides by the whole step, so they must add.
+        self._accelerator.backward(loss * self.world_size)
+        meter.observe(logprobs, scored.entropies, batch.behavior, version - batch.versions)
+        return logprobs
+
+    def _loss(self, batch: Tokens, scored: Scored, old: Tensor, meter: Meter) -> Tensor:
         """This micro-batch's part of the loss of the step, by the formula at the head of the file."""
         spec = self.spec
         surrogate, stats = clipped_surrogate(
-            logprobs, old, batch.advantages, clip_low=spec.clip_param, clip_high=spec.clip_param_high
+            scored.logprobs, old, batch.advantages, clip_low=spec.clip_param, clip_high=spec.clip_param_high
         )
         weight = truncated_importance_weight(old, batch.behavior, cap=spec.tis_cap)
-        policy_loss = (batch.loss_weight * weight * surrogate).sum()
-        kl_loss = torch.zeros_like(policy_loss)
+        loss = policy_loss = (batch.loss_weight * weight * surrogate).sum()
+        kl_loss = distill_loss = distill_kl = distilled = torch.zeros_like(policy_loss)
         if self._reference is not None:
             with torch.no_grad(), self._accelerator.autocast():
-                reference, _ = self._reference(batch.token_ids, batch.rows, batch.columns)
-            kl_loss = spec.kl_coeff * (batch.loss_weight * kl_k3(logprobs, reference)).sum()
+                reference = self._reference(batch.token_ids, batch.rows, batch.columns).logprobs
+            kl_loss = spec.kl_coeff * (batch.loss_weight * kl_k3(scored.logprobs, reference)).sum()
+            loss = loss + kl_loss
+        if batch.teacher is not None:
+            cost, divergence = self._distillation(batch.teacher, scored, weight * (scored.logprobs - old).exp())
+            distill_loss = (batch.teacher.weight * cost).sum()
+            loss, distill_kl = loss + distill_loss, divergence.sum()
+            distilled = torch.full_like(distilled, len(divergence))
         meter.add(
-            loss=policy_loss + kl_loss,
+            loss=loss,
             policy_loss=policy_loss,
             kl_loss=kl_loss,
+            distill_loss=distill_loss,
+            distill_kl=distill_kl,
+            distilled_tokens=distilled,
             importance_weight=weight.sum(),
             clip_low=stats["clipped"][batch.advantages < 0].sum(),
             clip_high=stats["clipped"][batch.advantages > 0].sum(),
         )
-        return policy_loss + kl_loss
+        return loss
+
+    def _distillation(self, teacher: Teacher, scored: Scored, ratio: Tensor) -> tuple[Tensor, Tensor]:
+        """Cost and KL(student || teacher) of each distilled token, both [M]. ``ratio`` [N] is w pi / pi_old.
+
+        The sampled form is a score-function estimate: its cost is the estimated KL, without gradient, times the ratio.
+        """
+        with torch.no_grad(), self._accelerator.autocast():
+            # Not through the data-parallel wrapper: ranks take different numbers of teacher passes.
+            target = self._accelerator.unwrap_model(self._scorer)(teacher.token_ids, teacher.rows, teacher.columns)
+        if self.spec.distill_form == "sampled":
+            divergence = reverse_kl_sampled(scored.logprobs[teacher.chosen].detach(), target.logprobs)
+            return ratio[teacher.chosen] * divergence, divergence
+        student = scored.distributions[teacher.chosen]
+        if self.spec.distill_form == "top_k":
+            divergence = reverse_kl_topk(student, target.distributions, self.spec.distill_top_k)
+        else:
+            divergence = reverse_kl_full(student, target.distributions)
+        return divergence, divergence
 
     def _total(self, values: Tensor) -> Tensor:
         return self._accelerator.reduce(values.to(self._accelerator.device), reduction="sum")
@@ -262,8 +302,7 @@ class AccelerateLearner:
             raise ConfigError(f"start={start}: must be in [1, {len(token_ids) - 1}] for {len(token_ids)} tokens")
         ids = torch.tensor([list(token_ids)], device=self._accelerator.device)
         columns = torch.arange(start, len(token_ids), device=ids.device)
-        logprobs, _ = self._scorer(ids, torch.zeros_like(columns), columns)
-        return logprobs.tolist()
+        return self._scorer(ids, torch.zeros_like(columns), columns).logprobs.tolist()
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write a complete Hugging Face folder: weights, config, and the source folder's tokenizer, template and
@@ -349,38 +388,3 @@ class LearnerRank:
         import ray
 
         return ray.util.get_node_ip_address(), os.getpid()
-
-
-class _Meter:
-    """Sums and maxima over the tokens of one epoch."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor | float] = {}
-        self._largest: dict[str, float] = {"ratio_max": 0.0, "abs_log_ratio_max": 0.0, "lag_max": 0.0}
-
-    def add(self, **sums: Tensor) -> None:
-        for name, value in sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value.detach().double()
-
-    def observe(self, logprobs: Tensor, entropies: Tensor, batch: _Tokens, version: int) -> None:
-        log_ratio = logprobs - batch.behavior
-        lag = (version - batch.versions).float()
-        per_token = {"ratio": log_ratio.exp(), "abs_log_ratio": log_ratio.abs(), "lag": lag}
-        self.add(
-            kl_behavior=kl_k3(logprobs, batch.behavior).sum(),
-            entropy=entropies.sum(),
-            tokens=torch.tensor(float(len(batch.rows)), device=logprobs.device),
-            **{f"{name}_mean": value.sum() for name, value in per_token.items()},
-        )
-        if len(batch.rows):
-            for name, value in per_token.items():
-                self._largest[f"{name}_max"] = max(self._largest[f"{name}_max"], float(value.max()))
-
-    def compute(self, total: Callable[[Tensor], Tensor], largest: Callable[[Tensor], Tensor]) -> dict[str, float]:
-        """Combine the ranks: ``total`` adds a vector over them, ``largest`` takes its maximum."""
-        sums = dict(zip(self._sums, total(torch.stack(list(self._sums.values()))).tolist(), strict=True))
-        tokens = sums.pop("tokens")
-        losses = ("loss", "policy_loss", "kl_loss")
-        means = {name: value if name in losses else value / tokens for name, value in sums.items()}
-        maxima = largest(torch.tensor(list(self._largest.values()))).tolist()
-        return means | dict(zip(self._largest, maxima, strict=True))

@@ -9,14 +9,13 @@ abstention, as is every outage: neither ever becomes a score.
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
-from arenarl.endpoint import Endpoint, OpenAIEndpoint, Outage, Reply
+from arenarl.endpoint import Endpoint, Outage, Reply, open_endpoint
 from arenarl.errors import ConfigError
 from arenarl.judge_prompt import Prompt, build_prompt, reminder
 from arenarl.judge_reply import read_mark, read_verdict
@@ -76,7 +75,7 @@ class LLMJudge:
             raise ConfigError(f"temperature={temperature!r} is refused; give 0 or more")
         if endpoint is not None and settings:
             raise ConfigError(f"{next(iter(settings))!r} is a setting of an endpoint, and one is given; set it there")
-        self.endpoint = endpoint if endpoint is not None else _endpoint(settings)
+        self.endpoint = endpoint if endpoint is not None else open_endpoint(settings, "a judge")
         self.name = self.endpoint.name
         self.language, self.max_tokens, self.temperature = language, max_tokens, temperature
         self.seed, self.attempts, self.attempt_chars = seed, attempts, attempt_chars
@@ -118,20 +117,6 @@ class LLMJudge:
             if not isinstance(result, Abstention) or len(replies) == self.attempts:
                 return replace(result, judge=self.name, **cost_of(*replies))
             messages = prompt.messages(postscript=reminder(self.language, result.kind))
-
-
-def _endpoint(settings: Mapping[str, Any]) -> OpenAIEndpoint:
-    """Raises ConfigError naming the setting that is missing or that no endpoint has."""
-    if missing := [name for name in ("base_url", "model") if name not in settings]:
-        raise ConfigError(
-            f"{missing[0]} is missing: give base_url (such as 'http://localhost:8000/v1') and model (a name that the server knows)"
-        )
-    known = inspect.signature(OpenAIEndpoint).parameters
-    if unknown := [name for name in settings if name not in known]:
-        raise ConfigError(
-            f"{unknown[0]!r} is no setting of a judge or its endpoint; those of an endpoint: {', '.join(known)}"
-        )
-    return OpenAIEndpoint(**settings)
 
 
 def cost_of(*parts: Reply | Outage | Verdict | Abstention | Mark) -> Cost:

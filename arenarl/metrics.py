@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from arenarl.arena_metrics import arena_metrics, mean
-from arenarl.batching import BatchStats
+from arenarl.batching import BatchStats, Stream
+from arenarl.novelty import signature
 from arenarl.types import Episode, EpisodeGroup, Outcome
 
 
@@ -70,6 +72,50 @@ def group_metrics(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
         **mean("time/group", [g.seconds for g in groups]),
         "cost/tool_calls": float(sum(len(e.trajectory.events) for e in episodes)),
         **arena_metrics(groups),
+        **lesson_metrics(groups),
+        **task_metrics(groups),
+    }
+
+
+def stream_metrics(streams: Sequence[Sequence[Stream]]) -> dict[str, float]:
+    """How much is distilled: the share of groups with a distillation, and the mean of its largest weight over all groups."""
+    lambdas = [
+        max((float(w.max(initial=0.0)) for row in stream.weights if row for w in row), default=0.0)
+        for group in streams
+        for stream in group
+        if stream.name == "distillation"
+    ]
+    if not lambdas:
+        return {}
+    return {"lesson/distilled_share": len(lambdas) / len(streams), "lesson/lambda_mean": sum(lambdas) / len(streams)}
+
+
+def lesson_metrics(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+    """What the coach's notes were worth, over the groups with a coach."""
+    lessons = [g.lesson for g in groups if g.lesson]
+    gaps = [lesson.gap for lesson in lessons if lesson.gap is not None]
+    return {
+        **mean("lesson/gap_mean", gaps),
+        **mean("lesson/helpful_share", [gap > 0 for gap in gaps]),
+        **mean("lesson/outage_share", [bool(lesson.outage) for lesson in lessons]),
+        **mean("lesson/words_mean", [len(lesson.memory.text.split()) for lesson in lessons if lesson.memory]),
+    }
+
+
+def task_metrics(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
+    """What generators wrote. Pass rates are those of the tasks that were solved; a share over nothing is left out."""
+    written = [g for group in groups for g in group.generated]
+    valid = [g for g in written if g.task and not g.refusal]
+    rates = [g.pass_rate for g in valid if g.pass_rate is not None]
+    kinds = Counter(g.refusal.partition(":")[0] for g in written if g.refusal)
+    return {
+        **mean("task/valid_share", [g.task is not None and not g.refusal for g in written if not g.outage or g.task]),
+        **{f"task/refused_{kind}": count / len(written) for kind, count in sorted(kinds.items())},
+        **mean("task/pass_rate", rates),
+        **mean("task/distance_from_half", [abs(rate - 0.5) for rate in rates]),
+        **mean("task/outage_share", [bool(g.outage) for g in written]),
+        **({"task/distinct_share": len({signature(g.task) for g in valid if g.task}) / len(valid)} if valid else {}),
+        **({"cost/solver_runs": float(sum(g.runs for g in written))} if written else {}),
     }
 
 
@@ -82,4 +128,6 @@ def learner_metrics(learned: Mapping[str, float], stats: BatchStats) -> dict[str
         "tokens/padding_share": stats.padding_share,
         "group/trained_episodes": float(stats.episodes),
         "group/refused_episodes": float(len(stats.refused)),
+        **({"tokens/teacher": float(stats.teacher_tokens)} if stats.teacher_tokens else {}),
+        **({"lesson/undistilled_segments": float(stats.undistilled)} if stats.undistilled else {}),
     }

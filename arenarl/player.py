@@ -23,7 +23,8 @@ class Job:
     Attributes:
         greedy_first: decode member 0 at temperature 0 (ArenaRL's anchor).
         version: weight version of the learner when the group was admitted.
-        memory: a note that every member sees and that is no part of the task.
+        memory: a note that every member sees in every prompt. It is no part of the task: judges and checklists read the
+            trajectory, and it is not there.
     """
 
     group_id: str
@@ -106,9 +107,11 @@ class EpisodePlayer:
         self.engine, self.renderer, self.taskset, self.hub, self.limits = engine, renderer, taskset, hub, limits
 
     async def play(self, job: Job, member: int) -> Episode:
-        """One attempt at the job's task. Faults of tools, servers and deadlines end up in its outcome.
+        """One attempt at the job's task. Faults of tools, servers and deadlines end up in its outcome, and so does a prompt
+        that the context cannot hold.
 
         Raises:
+            ConfigError: the template has no place for the job's memory.
             EngineError: the engine is gone or refuses what we built; the worker must not go on.
         """
         env = AsyncToolEnv(
@@ -134,7 +137,9 @@ class EpisodePlayer:
         except (McpServerError, EnvError) as error:
             return _failed(job, member, greedy, f"reset: {error}")
         tools = info["tools"]
-        record = SegmentBuilder(self.renderer.prompt(history, tools))
+        record = SegmentBuilder(self.renderer.prompt(history, tools, job.memory))
+        if self._full(record):  # nothing that the policy did
+            return _failed(job, member, greedy, f"context: a prompt of {len(record.token_ids)} tokens leaves no room")
         while True:
             sampling = self._sampling(job, member, greedy, len(history))
             started = time.monotonic()
@@ -164,10 +169,10 @@ class EpisodePlayer:
             glue = self.renderer.glue(history, result.messages, tools)
             history = [*history, *result.messages]
             if glue is None:
-                record.fork(self.renderer.prompt(history, tools))
+                record.fork(self.renderer.prompt(history, tools, job.memory))
             else:
                 record.glue(glue)
-            if len(record.token_ids) >= self.engine.max_model_len - 1:
+            if self._full(record):
                 await env.truncate("context")
                 break
         return Episode(
@@ -176,6 +181,9 @@ class EpisodePlayer:
             checklist=env.checklist_results, score=env.score, reforks=len(record.done), num_cached_tokens=cached,
             timing=timing,
         )  # fmt: skip
+
+    def _full(self, record: SegmentBuilder) -> bool:
+        return len(record.token_ids) >= self.engine.max_model_len - 1
 
     @staticmethod
     def _sampling(job: Job, member: int, greedy: bool, turn: int) -> SamplingParams:

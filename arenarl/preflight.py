@@ -37,8 +37,12 @@ def preflight(config: AgentConfig, taskset: TaskSet) -> Listing:
         McpServerError: a server that does not start, with the command and its last words.
     """
     check_parts(config)
-    tools = _in_a_thread(_list_tools(taskset, training_tasks(config, taskset)[0]))
+    task = training_tasks(config, taskset)[0]
+    tools = _in_a_thread(_list_tools(taskset, task))
     check_tools(taskset, tools)
+    prompt = [Message(role="system", content=taskset.system_prompt), Message(role="user", content=task.prompt)]
+    for term in config.extra_streams:
+        term.check(load_renderer(config.model_path), prompt, tools.schemas)
     return check_listing(config, taskset, tools.schemas)
 
 
@@ -48,9 +52,11 @@ def check_parts(config: AgentConfig) -> None:
     check_engine(config)
     if not isinstance(config.judge_config, Mapping):
         raise ConfigError(f"judge_config={config.judge_config!r} must be a mapping of the judge's arguments")
-    judge = config.build_judge()
+    judge, executor = config.build_judge(), config.build_executor()
     _in_a_thread(close_judges([judge]))
     check_compares(judge, config.judge)
+    if executor is not None:
+        _in_a_thread(executor.aclose())
 
 
 def check_engine(config: AgentConfig) -> None:

@@ -105,11 +105,15 @@ class RolloutLoop:
             self._check_alive()
         return done
 
-    def run(self, jobs: Sequence[Job], timeout_s: float) -> list[EpisodeGroup]:
-        """Play groups apart from training, in order, unscored by the tournament (evaluation)."""
+    def run(self, jobs: Sequence[Job], timeout_s: float, *, scored: bool = False) -> list[EpisodeGroup]:
+        """Play groups apart from training, in order; unscored but for the checklists, unless ``scored`` asks for the scorer."""
+
+        async def play(job: Job) -> EpisodeGroup:
+            group = await self.play_group(job)
+            return await self._score_group(group) if scored else group
 
         async def play_all() -> list[EpisodeGroup]:
-            return list(await asyncio.gather(*(self._play_group(job) for job in jobs)))
+            return list(await asyncio.gather(*map(play, jobs)))
 
         return self.call(play_all(), timeout_s)
 
@@ -207,12 +211,13 @@ class RolloutLoop:
 
     async def _play_and_score(self, job: Job) -> None:
         started = time.monotonic()
-        group = await self._score_group(await self._play_group(job))
+        group = await self._score_group(await self.play_group(job))
         with self._changed:
             self._finished.append(replace(group, seconds=time.monotonic() - started))
             self._changed.notify_all()
 
-    async def _play_group(self, job: Job) -> EpisodeGroup:
+    async def play_group(self, job: Job) -> EpisodeGroup:
+        """Play one group, unscored. On the loop: scorers that need more attempts call it."""
         try:
             async with asyncio.TaskGroup() as group:
                 attempts = [group.create_task(self._play_one(job, member)) for member in range(job.group_size)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol, get_args
 
-from arenarl.errors import EnvError, boundary
+from arenarl.errors import ConfigError, EnvError, boundary
+from arenarl.expected_tools import DEFAULT_TOLERANCE, ExpectedTool, Tolerance, match_tools, tools_from_data
 from arenarl.state import EpisodeState
 from arenarl.types import Task, Trajectory
 
@@ -33,8 +36,8 @@ class ChecklistItem:
             checklist's grader reads ``text``.
         text: the assertion in words; needed if there is no ``check``.
         scope: what it is about: each assistant turn, the whole path (tool use, grounding), or the final answer.
-        weight: relative weight; negative for a fault whose presence costs.
-        gate: if it is not met, the score of the whole is 0.
+        weight: relative weight, not 0; negative for a fault whose presence costs (ResearchRubrics).
+        gate: if it is not met, the score of the whole is 0. Its weight is positive.
         evidence: the observation that supports it, if it was written from one.
     """
 
@@ -47,7 +50,14 @@ class ChecklistItem:
     evidence: Evidence | None = None
 
     def __post_init__(self) -> None:
-        _check_weight(self.name, self.weight)
+        _check_weight(self.name, self.weight, above=0 if self.gate else -math.inf)
+        if self.check is None and not self.text.strip():
+            raise ValueError(f"checklist item {self.name!r} has neither a check nor a text that a grader could read")
+
+    @property
+    def judged(self) -> bool:
+        """Whether a grader reads it."""
+        return self.check is None
 
     async def evaluate(self, trajectory: Trajectory, state: EpisodeState) -> bool | None:
         assert self.check is not None
@@ -80,7 +90,7 @@ class Reward:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_weight(self.name, self.weight)
+        _check_weight(self.name, self.weight, above=0)
 
     async def evaluate(self, trajectory: Trajectory, state: EpisodeState) -> float | None:
         value = await self.function(trajectory, state)
@@ -89,33 +99,181 @@ class Reward:
         return value
 
 
-def _check_weight(name: str, weight: float) -> None:
-    if not weight > 0:
-        raise ValueError(f"weight of checklist item {name!r} must be positive, got {weight}")
+def _check_weight(name: str, weight: float, *, above: float) -> None:
+    if not (math.isfinite(weight) and weight and weight > above):
+        wanted = "positive" if above == 0 else "a number other than 0"
+        raise ValueError(f"weight of checklist item {name!r} must be {wanted}, got {weight}")
 
 
 class Checklist:
-    """A list of items with unique names."""
+    """A list of items with unique names.
 
-    def __init__(self, items: Sequence[ChecklistItem | Reward]) -> None:
+    Args:
+        grader: reads the items that have no code of their own.
+        task: what was to be done; the grader is told.
+
+    Raises:
+        ValueError: two items share a name, or there is an item to be judged and nobody to do it.
+    """
+
+    def __init__(
+        self, items: Sequence[ChecklistItem | Reward], *, grader: Grader | None = None, task: Task | None = None
+    ) -> None:
         self.items = {item.name: item for item in items}
         if len(self.items) != len(items):
             raise ValueError(f"checklist items must have unique names, got {[i.name for i in items]}")
+        self.grader, self.task = grader, task
+        self._judged = [item for item in items if isinstance(item, ChecklistItem) and item.judged]
+        if self._judged and (grader is None or task is None):
+            missing = "grader" if grader is None else "task"
+            raise ValueError(f"checklist item {self._judged[0].name!r} is judged by its text: give a {missing}")
 
     async def run(self, trajectory: Trajectory, state: EpisodeState | None = None) -> dict[str, float | None]:
         """How far each item is met: in [0, 1] (True and False for a `ChecklistItem`), None where it cannot tell.
 
+        Code items first, one after the other; then the grader is called once, with all the others.
+
         Raises:
-            EnvError: if an item raises; a broken checklist is an environment fault, not a score.
+            EnvError: if an item or the grader raises; a broken checklist is an environment fault, not a score.
         """
-        results: dict[str, float | None] = {}
+        results: dict[str, float | None] = dict.fromkeys(self.items)
         for name, item in self.items.items():
-            with boundary(EnvError, f"checklist item {name!r}"):
-                results[name] = await item.evaluate(trajectory, state or EpisodeState())
+            if isinstance(item, Reward) or not item.judged:
+                with boundary(EnvError, f"checklist item {name!r}"):
+                    results[name] = await item.evaluate(trajectory, state or EpisodeState())
+        if self._judged:
+            results |= await self._grade(trajectory)
         return results
 
+    async def _grade(self, trajectory: Trajectory) -> dict[str, bool | None]:
+        assert self.grader is not None and self.task is not None
+        with boundary(EnvError, f"grader of task {self.task.task_id!r}"):
+            met = await self.grader.grade(self._judged, trajectory, self.task)
+        if len(met) != (count := len(self._judged)):
+            raise EnvError(f"grader of task {self.task.task_id!r} gave {len(met)} results for {count} items")
+        return {item.name: one for item, one in zip(self._judged, met, strict=True)}
+
     def score(self, results: Mapping[str, float | None]) -> float | None:
-        """Weighted mean of the items that were decided, in [0, 1]; None if no item could be decided."""
-        decided = [(self.items[name].weight, met) for name, met in results.items() if met is not None]
-        total = sum(weight for weight, _ in decided)
-        return sum(weight * met for weight, met in decided) / total if total else None
+        """sum w z / sum of the positive w, over the items that were decided, clipped at [0, 1] (ResearchRubrics).
+
+        A gate that is not met makes it 0. Undecided items, gates among them, carry no weight. None if no item that could
+        earn something was decided.
+        """
+        decided = [(self.items[name], met) for name, met in results.items() if met is not None]
+        if any(isinstance(item, ChecklistItem) and item.gate and not met for item, met in decided):
+            return 0.0
+        total = sum(item.weight for item, _ in decided if item.weight > 0)
+        return min(1.0, max(0.0, sum(item.weight * met for item, met in decided) / total)) if total else None
+
+
+# --- items as data -----------------------------------------------------------------------------------------------------
+
+
+def items_from_data(
+    data: Mapping[str, Any], *, task_id: str = "", tolerance: Tolerance = DEFAULT_TOLERANCE,
+    superfluous_weight: float = 0.0,
+) -> list[ChecklistItem]:  # fmt: skip
+    """The items of ``Task.data``: its rubrics, to be judged, named r1, r2 ..., then those of `tool_items`.
+
+    ``data["rubrics"]`` is a list of objects with "text" and, if they differ from these, "scope" ("answer"), "weight" (1), "gate"
+    (false) and "evidence" ({"observation": 1, "quote": "..."}); ``data["expected_tools"]`` is what `tools_from_data` reads.
+
+    Raises:
+        ConfigError: naming the task, the rubric, the key and the remedy.
+    """
+    rubrics = data.get("rubrics", [])
+    where = f"rubrics of task {task_id!r}" if task_id else "rubrics"
+    if not isinstance(rubrics, list | tuple):
+        raise ConfigError(f'{where} is a {type(rubrics).__name__}; give a list of {{"text": ...}}')
+    items = [_item(f"r{number}", entry, f"{where}, r{number}") for number, entry in enumerate(rubrics, start=1)]
+    tools = tools_from_data(data, task_id=task_id)
+    return items + tool_items(tools, tolerance=tolerance, superfluous_weight=superfluous_weight)
+
+
+def item_to_data(item: ChecklistItem) -> dict[str, Any]:
+    """The object of ``data["rubrics"]`` that `items_from_data` reads, without what is as it would be anyway.
+
+    Raises:
+        ValueError: if the item is checked by code, which no data can hold.
+    """
+    if not item.judged:
+        raise ValueError(f"checklist item {item.name!r} is checked by code; only judged items can be written as data")
+    data: dict[str, Any] = {"text": item.text, "scope": item.scope, "weight": item.weight, "gate": item.gate}
+    data = {key: value for key, value in data.items() if key == "text" or value != _DEFAULTS[key]}
+    if item.evidence is not None:
+        data["evidence"] = {"observation": item.evidence.observation, "quote": item.evidence.quote}
+    return data
+
+
+def tool_items(
+    expected: Sequence[ExpectedTool], *, tolerance: Tolerance = DEFAULT_TOLERANCE, superfluous_weight: float = 0.0
+) -> list[ChecklistItem]:
+    """An item for each expected call, named "tool1:poi_search" ...: whether the attempt has a call of its own for it.
+
+    Args:
+        superfluous_weight: above 0 adds the item "tools:no_more" of this weight, which is met if every successful call
+            fulfils one of the expectations.
+    """
+    tools = tuple(expected)
+    items = [
+        ChecklistItem(
+            name=f"tool{number}:{tool.name}", text=f"{tool.name} was called with {_shown(tool)}.",
+            check=partial(_called, tools, tolerance, number - 1),
+        )
+        for number, tool in enumerate(tools, start=1)
+    ]  # fmt: skip
+    if superfluous_weight:
+        check = partial(_nothing_more, tools, tolerance)
+        items.append(
+            ChecklistItem(
+                name="tools:no_more", text="No other tool was called.", check=check, weight=superfluous_weight
+            )
+        )
+    return items
+
+
+_DEFAULTS: dict[str, Any] = {"scope": "answer", "weight": 1.0, "gate": False}
+
+
+def _item(name: str, entry: object, where: str) -> ChecklistItem:
+    keys = ("text", *_DEFAULTS, "evidence")
+    if not isinstance(entry, Mapping):
+        raise ConfigError(f'{where}, is {str(entry)[:80]!r}; give an object with "text"')
+    if unknown := [key for key in entry if key not in keys]:
+        raise ConfigError(f"{where}, has the key {unknown[0]!r}, which no rubric has; its keys are {', '.join(keys)}")
+    value = _DEFAULTS | dict(entry)
+    text, scope, weight, gate = value.get("text"), value["scope"], value["weight"], value["gate"]
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(f"{where}, has text={text!r}; give an assertion in words")
+    if scope not in get_args(Scope):
+        raise ConfigError(f"{where}, has scope={scope!r}; give one of {', '.join(get_args(Scope))}")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or not weight:
+        raise ConfigError(f"{where}, has weight={weight!r}; give a number other than 0")
+    if not isinstance(gate, bool) or (gate and weight < 0):
+        raise ConfigError(f"{where}, has gate={gate!r}; give true or false, and true only with a positive weight")
+    evidence = _evidence(value.get("evidence"), where)
+    return ChecklistItem(name=name, text=text, scope=scope, weight=weight, gate=gate, evidence=evidence)
+
+
+def _evidence(value: object, where: str) -> Evidence | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping) and set(value) <= {"observation", "quote"}:
+        observation, quote = value.get("observation"), value.get("quote", "")
+        if type(observation) is int and observation >= 1 and isinstance(quote, str):
+            return Evidence(observation=observation, quote=quote)
+    raise ConfigError(
+        f'{where}, has evidence={str(value)[:80]!r}; give {{"observation": number from 1, "quote": text}}, or leave it out'
+    )
+
+
+def _called(tools: tuple[ExpectedTool, ...], tolerance: Tolerance, index: int, trajectory: Trajectory) -> bool:
+    return match_tools(tools, trajectory.events, tolerance).matched[index] is not None
+
+
+def _nothing_more(tools: tuple[ExpectedTool, ...], tolerance: Tolerance, trajectory: Trajectory) -> bool:
+    return match_tools(tools, trajectory.events, tolerance).superfluous == 0
+
+
+def _shown(tool: ExpectedTool) -> str:
+    return ", ".join(f"{key} {value}" for key, value in tool.arguments.items()) or "any arguments"

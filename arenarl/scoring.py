@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from arenarl.chat import ChatRenderer
 from arenarl.judge import Judge
 from arenarl.player import Job
 from arenarl.taskset import TaskSet
-from arenarl.types import Abstention, Episode, EpisodeGroup, Game, Generated, Mark, Standings, Task
+from arenarl.types import Abstention, Episode, EpisodeGroup, Game, Generated, Mark, Message, Standings, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,10 @@ class Scores:
 
 class ExtraStream(Protocol):
     """A further term of the loss that any algorithm can add: ``training(extra_streams=[...])``."""
+
+    def check(self, renderer: ChatRenderer, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
+        """Before anything starts, with the prompt of a training task. Raises ConfigError for what cannot work."""
+        ...
 
     async def extend(self, group: EpisodeGroup, config: Any, services: Services) -> EpisodeGroup:
         """In the worker, after `score_group`: what the term needs beside the group's own attempts. Never raises for an outage."""

@@ -48,6 +48,8 @@ PAGE_WORDS = 200_000
 FAMILIES: Mapping[str, str] = {
     "reward": "what the policy earned: rewards, checklist scores, win rates; of training and of evaluation",
     "group": "health of the groups: share that is flat or incomplete, games lost to outages, size",
+    "task": "what a generator wrote: valid and refused shares, the solver's pass rate, distinct tasks",
+    "lesson": "distillation: what a coach's note was worth, share of groups distilled, lambda",
     "policy": "the update: loss, ratio, clipped share, KL, entropy, gradient norm, lag of the weights",
     "tokens": "how many tokens: sampled, trained, cached, truncated; per second and as shares",
     "time": "seconds of a step, by phase",

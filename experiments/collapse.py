@@ -12,21 +12,16 @@ tasks by the checklist and by a verifier that training never sees. `docs/collaps
 from __future__ import annotations
 
 import argparse
-import logging
 import math
-import multiprocessing
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from arenarl.algorithm import AgentAlgorithm, Interrupted
+from arenarl.algorithm import AgentAlgorithm
 from arenarl.algorithms.arena_rl import ArenaRLConfig
 from arenarl.algorithms.grpo import GRPOConfig
 from arenarl.batching import Stream
@@ -34,9 +29,9 @@ from arenarl.config import AgentConfig
 from arenarl.errors import ConfigError
 from arenarl.evaluate import win_rate
 from arenarl.gates import GATES
-from arenarl.jsonl import dumps, read_jsonl
 from arenarl.metrics import episode_metrics
-from arenarl.training import HELD_OUT_SEED, StopRequest
+from arenarl.sweep import Run, cell, curves, final, interval, load, paired, run_all
+from arenarl.training import HELD_OUT_SEED
 from arenarl.types import INFRASTRUCTURE_KINDS, Episode, EpisodeGroup
 
 MODEL = Path(__file__).resolve().parent / "tiny_agent" / "model"
@@ -44,9 +39,7 @@ STEPS, EVALUATE_EVERY, HELD_OUT_TASKS, START_ATTEMPTS = 32, 8, 128, 4
 SPREAD = 0.25
 """Standard deviation of the starting agent's checklist scores within a group of 8: what the judge takes for a difference of 1."""
 
-RECORDS, PLOT = "runs.jsonl", "collapse.svg"
-Run = Mapping[str, Any]  # a line of RECORDS
-Values = NDArray[np.float64]
+PLOT = "collapse.svg"
 
 
 class Arm(NamedTuple):
@@ -111,7 +104,9 @@ def settings_of(steps: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def play_run(arm: str, seed: int, steps: int, start: list[Episode], should_stop: Callable[[], bool]) -> dict[str, Any]:
+def play_run(
+    arm: str, seed: int, should_stop: Callable[[], bool], *, steps: int, start: list[Episode]
+) -> dict[str, Any]:
     """Train one arm with one seed and measure it on the way.
 
     Args:
@@ -147,7 +142,7 @@ def watched(algorithm: type[AgentAlgorithm], signals: list[float]) -> type[Agent
     """The same algorithm, which notes `truth_told` of each group that it trains on."""
 
     class Watched(algorithm):  # type: ignore[misc, valid-type]
-        def streams(self, group: EpisodeGroup) -> Stream:
+        def streams(self, group: EpisodeGroup) -> list[Stream]:
             signals.append(truth_told(group))
             return super().streams(group)
 
@@ -182,90 +177,7 @@ def progress(algorithm: AgentAlgorithm, step: int, start: list[Episode], attempt
     }  # fmt: skip
 
 
-# -- all runs ---------------------------------------------------------------------------------------------------------
-
-
-def work(jobs: Sequence[tuple[str, int]], steps: int, folder: Path) -> None:
-    """A worker process: play ``jobs`` one after another and write each down. Ends after the step in progress if its parent ends."""
-    import ray
-    from transformers.utils.logging import disable_progress_bar
-
-    os.setsid()  # the terminal's Ctrl-C is for the parent, which asks once
-    disable_progress_bar()
-    ray.init(address="local", include_dashboard=False, num_cpus=1, log_to_driver=False, logging_level=logging.ERROR)
-    stop, start = StopRequest(), []
-    with stop.listening():
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        for arm, seed in jobs:
-            if stop():
-                break
-            record: dict[str, Any] = {"arm": arm, "seed": seed, "settings": settings_of(steps)}
-            try:
-                record |= play_run(arm, seed, steps, start, stop)
-            except Interrupted:
-                break
-            except Exception as error:  # the boundary of a run: its failure is its result, and the next one begins
-                record["error"] = f"{type(error).__name__}: {error}"
-            with open(folder / RECORDS, "ab", buffering=0) as file:
-                file.write((dumps(record) + "\n").encode("utf-8", "backslashreplace"))
-            print(summary(record), flush=True)
-    ray.shutdown()
-
-
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()  # type: ignore[union-attr]  # a worker has one
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def run_all(folder: Path, arms: Sequence[str], seeds: Sequence[int], steps: int, workers: int) -> int:
-    """Play what the folder lacks, seeds first, so that all arms grow together. Returns an exit code."""
-    folder.mkdir(parents=True, exist_ok=True)
-    todo = missing(load(folder), arms, seeds, settings_of(steps))
-    print(f"{len(todo)} of {len(arms) * len(seeds)} runs to play, {workers} at a time", flush=True)
-    os.environ["OMP_NUM_THREADS"] = "1"
-    context = multiprocessing.get_context("spawn")
-    shares = [todo[k::workers] for k in range(min(workers, len(todo)))]
-    crew = [context.Process(target=work, args=(share, steps, folder)) for share in shares]
-    try:
-        for worker in crew:
-            worker.start()
-        for worker in crew:
-            worker.join()
-    except KeyboardInterrupt:
-        print("stopping after the step in progress", flush=True)
-        return 130
-    finally:
-        for worker in crew:
-            if worker.is_alive():
-                worker.terminate()
-        for worker in crew:
-            if worker.pid:
-                worker.join()
-    for worker in crew:
-        if worker.exitcode:
-            print(f"a worker died with exit code {worker.exitcode}; the same command goes on where it stopped")
-    report(folder)
-    return int(bool(missing(load(folder), arms, seeds, settings_of(steps))))
-
-
-def load(folder: Path) -> list[Run]:
-    """The last record of each (arm, seed), in the order of `ARMS`."""
-    path = folder / RECORDS
-    runs = {(run["arm"], run["seed"]): run for run in read_jsonl(path)} if path.exists() else {}
-    return [runs[key] for key in sorted(runs, key=lambda key: (list(ARMS).index(key[0]), key[1]))]
-
-
-def missing(runs: Sequence[Run], arms: Sequence[str], seeds: Sequence[int], settings: Run) -> list[tuple[str, int]]:
-    """(arm, seed) of what has not been played, or failed, seeds first.
-
-    Raises:
-        ConfigError: the folder holds runs of other settings.
-    """
-    for run in runs:
-        if run["settings"] != settings:
-            raise ConfigError(f"the folder holds runs of {run['settings']}, not {settings}: name another folder")
-    done = {(run["arm"], run["seed"]) for run in runs if "error" not in run}
-    return [(arm, seed) for seed in seeds for arm in arms if (arm, seed) not in done]
+# -- what the runs say ------------------------------------------------------------------------------------------------
 
 
 def summary(run: Run) -> str:
@@ -282,41 +194,6 @@ def summary(run: Run) -> str:
     )
 
 
-# -- what the runs say ------------------------------------------------------------------------------------------------
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean with its 95 % t interval over seeds: (mean, low, high); the interval is nan with fewer than 2 values."""
-    from scipy.special import stdtrit  # the quantile of Student's t
-
-    x = np.asarray(values, dtype=np.float64)
-    if len(x) < 2:
-        return float(x.mean()) if len(x) else math.nan, math.nan, math.nan
-    half = float(stdtrit(len(x) - 1, 0.975) * x.std(ddof=1) / math.sqrt(len(x)))
-    return float(x.mean()), float(x.mean()) - half, float(x.mean()) + half
-
-
-def curves(runs: Sequence[Run], arm: str, what: str) -> tuple[list[int], Values]:
-    """Steps [T] and values [S, T] of an arm, a row for each seed that was played; nan where a value is missing."""
-    rows = [run["curve"] for run in runs if run["arm"] == arm and "error" not in run]
-    steps = [point["step"] for point in rows[0]] if rows else []
-    return steps, np.array([[p[what] for p in row] for row in rows], dtype=np.float64).reshape(len(rows), len(steps))
-
-
-def final(runs: Sequence[Run], arm: str, what: str) -> dict[int, float]:
-    """The last value of each seed."""
-    return {r["seed"]: r["curve"][-1][what] for r in runs if r["arm"] == arm and "error" not in r}
-
-
-def paired(runs: Sequence[Run], arm: str, other: str, what: str) -> tuple[float, float, float]:
-    """Mean of arm - other over the seeds that both have, with its 95 % t interval.
-
-    A seed fixes the order of the tasks and the held-out draws, so that what it does to both arms drops out.
-    """
-    ours, theirs = final(runs, arm, what), final(runs, other, what)
-    return interval([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
-
-
 def tables(runs: Sequence[Run]) -> str:
     """The results in Markdown: each arm, then each arm minus the others that a claim is about; failed and faulty runs by name."""
     present = [arm for arm in ARMS if final(runs, arm, "checklist")]
@@ -327,23 +204,18 @@ def tables(runs: Sequence[Run]) -> str:
     for arm in present:
         rates, scores = (list(final(runs, arm, what).values()) for what in ("win_rate", "checklist"))
         told, flat = (np.mean([r[w] for r in runs if r["arm"] == arm and w in r]) for w in ("signal", "flat_share"))
-        cells = (f"`{arm}`", ARMS[arm].calls, len(scores), _cell(interval(rates)), _cell(interval(scores)))
+        cells = (f"`{arm}`", ARMS[arm].calls, len(scores), cell(interval(rates)), cell(interval(scores)))
         lines.append(f"| {' | '.join(map(str, cells))} | {told:.2f} | {flat:.0%} |")
     others = [arm for arm in ("pointwise", "pointwise_same_cost", "single_elimination") if arm in present]
     for what, title in (("checklist", "checklist score"), ("win_rate", "win rate")):
         heads = [f"{title}, difference", *(f"minus `{other}`" for other in others)]
         lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         for arm in present:
-            cells = ["" if arm == other else _cell(paired(runs, arm, other, what), "+") for other in others]
+            cells = ["" if arm == other else cell(paired(runs, arm, other, what), "+") for other in others]
             lines.append(f"| `{arm}` | {' | '.join(cells)} |")
     return "\n".join(
         [*lines, "", *(f"- {summary(run)}" for run in runs if "error" in run or any(p["faults"] for p in run["curve"]))]
     ).strip()
-
-
-def _cell(estimate: tuple[float, float, float], sign: str = "") -> str:
-    mean, low, high = estimate
-    return f"{mean:{sign}.3f}" + ("" if math.isnan(low) else f" ({low:{sign}.3f} to {high:{sign}.3f})")
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
@@ -374,7 +246,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
 
 def report(folder: Path) -> None:
     """Print the tables and draw the plot of what a folder holds."""
-    runs = load(folder)
+    runs = load(folder, ARMS)
     if not any("error" not in run for run in runs):
         print(f"{folder} holds no finished run\n" + "\n".join(map(summary, runs)))
         return
@@ -395,7 +267,11 @@ def main() -> int:
     if args.plot:
         report(args.plot)
         return 0
-    return run_all(args.out, args.arms, args.seeds, args.steps, max(1, args.workers))
+    play = partial(play_run, steps=args.steps, start=[])
+    code = run_all(args.out, play, args.arms, args.seeds, settings_of(args.steps), max(1, args.workers))
+    if code != 130:
+        report(args.out)
+    return code
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 
 from arenarl.endpoint import OpenAIEndpoint, Outage, Reply
 from arenarl.judge_rubrics import RUBRICS, Rubric
+from arenarl.scoring import Services
 from arenarl.types import Episode, Message, Outcome, Task, ToolCall, ToolEvent, ToolResult, Trajectory
 
 TRAVEL, RESEARCH = RUBRICS["travel"]["en"], RUBRICS["research"]["en"]
@@ -21,6 +22,11 @@ def call(
 ) -> ToolEvent:  # fmt: skip
     asked = ToolCall(id=f"call_{turn}", name=name, arguments=arguments, raw=raw, error=error)
     return ToolEvent(call=asked, result=ToolResult(kind=kind, text=text), turn=turn)
+
+
+def judged_by(judge: Any, **services: Any) -> Services:
+    """The services of a worker with this judge; what a test does not name is not there."""
+    return Services(**{"judge": judge, "play": None, "taskset": None, "renderer": None} | services)
 
 
 def attempt(

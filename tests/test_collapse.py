@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from arenarl import sweep
 from arenarl.cli import load_experiment
 from arenarl.errors import ConfigError
+from arenarl.jsonl import dumps
 from arenarl.types import Episode, EpisodeGroup, Outcome, Task, Trajectory
+from tests.judging import judged_by
 
 collapse = load_experiment("experiments/collapse.py")
 SETTINGS = collapse.settings_of(16)
@@ -48,47 +51,47 @@ RUNS = [
 
 
 def write(folder: Path, runs: list[dict]) -> None:
-    (folder / collapse.RECORDS).write_text("".join(collapse.dumps(r) + "\n" for r in runs))
+    (folder / sweep.RECORDS).write_text("".join(dumps(r) + "\n" for r in runs))
 
 
 def test_the_interval_is_student_t_over_seeds():
     # mean 2, sd 1, 3 values: t(0.975, 2) = 4.302653, half width 4.302653 / sqrt(3) = 2.484138
-    assert collapse.interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, -0.484138, 4.484138), abs=1e-6)
-    mean, low, high = collapse.interval([0.7])
+    assert sweep.interval([1.0, 2.0, 3.0]) == pytest.approx((2.0, -0.484138, 4.484138), abs=1e-6)
+    mean, low, high = sweep.interval([0.7])
     assert mean == 0.7 and math.isnan(low) and math.isnan(high)
-    assert all(map(math.isnan, collapse.interval([])))
+    assert all(map(math.isnan, sweep.interval([])))
 
 
 def test_differences_are_paired_by_seed():
     # seeds 0 and 1 are common: 0.10 and 0.09; t(0.975, 1) = 12.706205, sd 0.00707107, half width 0.0635310
-    mean, low, high = collapse.paired(RUNS, "even_graph", "pointwise", "checklist")
+    mean, low, high = sweep.paired(RUNS, "even_graph", "pointwise", "checklist")
     assert (mean, low, high) == pytest.approx((0.095, 0.095 - 0.063531, 0.095 + 0.063531), abs=1e-6)
-    assert math.isnan(collapse.paired(RUNS, "even_graph", "anchor", "checklist")[0])
+    assert math.isnan(sweep.paired(RUNS, "even_graph", "anchor", "checklist")[0])
 
 
 def test_curves_have_a_row_for_each_finished_seed():
-    steps, values = collapse.curves(RUNS, "even_graph", "win_rate")
+    steps, values = sweep.curves(RUNS, "even_graph", "win_rate")
     assert steps == [0, 8, 16]
     assert values[:, 1:].tolist() == [[0.6, 0.6], [0.7, 0.7], [0.8, 0.8]] and all(map(math.isnan, values[:, 0]))
-    assert collapse.curves(RUNS, "anchor", "checklist") == ([], pytest.approx(0))
+    assert sweep.curves(RUNS, "anchor", "checklist") == ([], pytest.approx(0))
 
 
 def test_a_resumed_folder_plays_what_is_missing_or_failed(tmp_path):
     write(tmp_path, RUNS)
-    todo = collapse.missing(collapse.load(tmp_path), ["pointwise", "anchor", "even_graph"], [0, 1, 2], SETTINGS)
+    todo = sweep.missing(sweep.load(tmp_path, collapse.ARMS), ["pointwise", "anchor", "even_graph"], [0, 1, 2], SETTINGS)
     assert todo == [("anchor", 0), ("anchor", 1), ("anchor", 2), ("even_graph", 2)]
 
 
 def test_a_second_try_replaces_a_failure(tmp_path):
     write(tmp_path, [*RUNS, run("anchor", 0, 0.5, 0.6, 0.7)])
-    runs = collapse.load(tmp_path)
+    runs = sweep.load(tmp_path, collapse.ARMS)
     assert len(runs) == 7 and [r["arm"] for r in runs if "error" in r] == []
     assert [r["arm"] for r in runs] == ["pointwise"] * 3 + ["anchor"] + ["even_graph"] * 3
 
 
 def test_runs_of_other_settings_are_not_mixed():
     with pytest.raises(ConfigError, match="name another folder"):
-        collapse.missing(RUNS, ["pointwise"], [0], collapse.settings_of(17))
+        sweep.missing(RUNS, ["pointwise"], [0], collapse.settings_of(17))
 
 
 def test_the_tables_say_what_each_arm_cost_and_reached():
@@ -111,7 +114,7 @@ def test_report_draws_the_arms_that_were_played(tmp_path, capsys):
     collapse.report(tmp_path)
     drawing = (tmp_path / collapse.PLOT).read_text()
     assert drawing.startswith("<?xml") and "even_graph (28 calls)" in drawing and "anchor (" not in drawing
-    assert collapse.tables(collapse.load(tmp_path)) in capsys.readouterr().out
+    assert collapse.tables(sweep.load(tmp_path, collapse.ARMS)) in capsys.readouterr().out
     collapse.report(tmp_path)
     assert (tmp_path / collapse.PLOT).read_text() == drawing
 
@@ -174,8 +177,10 @@ def test_a_watched_algorithm_notes_each_group_and_weighs_it_as_before():
     algorithm = collapse.config("even_graph").algo_class
     watched = collapse.watched(algorithm, told)
     scored = replace(group(), advantages=tuple(float(n) for n in range(8)))
-    stream = watched.streams(object.__new__(watched), scored)
-    assert told == pytest.approx([1.0]) and stream == algorithm.streams(object.__new__(algorithm), scored)
+    plain, seen = object.__new__(algorithm), object.__new__(watched)
+    plain.config = seen.config = collapse.config("even_graph")
+    assert told == [] and seen.streams(scored) == plain.streams(scored)
+    assert told == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize("arm", collapse.ARMS)
@@ -183,7 +188,7 @@ async def test_an_arm_pays_for_a_group_what_it_says(arm):
     config = collapse.config(arm, seed=3)
     config.validate()
     judge = Counting(config.build_judge())
-    scores = await config.algo_class.score_group(group(), config, judge)
+    scores = await config.algo_class.score_group(group(), config, judged_by(judge))
     assert judge.calls == collapse.ARMS[arm].calls
     assert len(scores.advantages) == 8 and None not in scores.advantages
 
@@ -192,7 +197,7 @@ async def test_an_arm_pays_for_a_group_what_it_says(arm):
 async def test_no_arm_is_told_for_free_who_gave_no_answer(arm):
     config = collapse.config(arm)
     judge = Counting(config.build_judge())
-    scores = await config.algo_class.score_group(group(answer=None), config, judge)
+    scores = await config.algo_class.score_group(group(answer=None), config, judged_by(judge))
     assert judge.calls == collapse.ARMS[arm].calls and scores.rewards[7] > 0.5
 
 

@@ -19,15 +19,15 @@ FOLDERS = {"arenarl": "arenarl", "algorithms": "arenarl.algorithms", "envs": "ar
 
 # The table of the design. A name that ends with a dot places a whole folder; every other new file must be added here.
 LAYERS = (
-    "arenarl arenarl.types arenarl.errors arenarl.functional arenarl.jsonl",
+    "arenarl arenarl.types arenarl.errors arenarl.functional arenarl.jsonl arenarl.strict_json",
     "arenarl.chat arenarl.tool_calls arenarl.state arenarl.rubric arenarl.mcp. arenarl.taskset arenarl.calls arenarl.async_env arenarl.env arenarl.vector_env"
-    " arenarl.vllm_settings arenarl.vllm_thread arenarl.vllm_worker arenarl.engine arenarl.judge arenarl.grader arenarl.grader_prompt arenarl.expected_tools arenarl.coach arenarl.generated arenarl.novelty arenarl.task_pool arenarl.ecr arenarl.gates arenarl.arena arenarl.topologies arenarl.estimators"
+    " arenarl.vllm_settings arenarl.vllm_thread arenarl.vllm_worker arenarl.engine arenarl.judge arenarl.grader arenarl.grader_prompt arenarl.expected_tools arenarl.coach arenarl.coach_prompt arenarl.generated arenarl.novelty arenarl.task_pool arenarl.ecr arenarl.gates arenarl.arena arenarl.topologies arenarl.estimators"
     " arenarl.simulation arenarl.endpoint arenarl.endpoint_calls arenarl.endpoint_wire arenarl.endpoint_budget arenarl.reply_cache arenarl.llm_judge arenarl.judge_prompt arenarl.judge_rubrics arenarl.judge_reply arenarl.panel"
     " arenarl.vllm_judge arenarl.arena_metrics arenarl.arena_view arenarl.arena_svg arenarl.drawing arenarl.references arenarl.batching"
     " arenarl.causal_lm arenarl.tracking arenarl.traces arenarl.console arenarl.envs.",
-    "arenarl.player arenarl.rollout arenarl.scoring arenarl.random_agent arenarl.isolation arenarl.chat_check arenarl.env_runner arenarl.learner arenarl.learner_group arenarl.rllib_compat arenarl.metrics",
-    "arenarl.config arenarl.executor arenarl.preflight arenarl.comparison arenarl.algorithm arenarl.evaluate arenarl.algorithms.",
-    "arenarl.training arenarl.evaluation arenarl.evaluation_tables arenarl.study arenarl.study_page arenarl.arena_show arenarl.pool_show arenarl.plan arenarl.env_commands arenarl.env_play arenarl.cli experiments. benchmarks.",
+    "arenarl.player arenarl.rollout arenarl.scoring arenarl.random_agent arenarl.isolation arenarl.chat_check arenarl.env_runner arenarl.learner arenarl.learner_meter arenarl.learner_tokens arenarl.learner_group arenarl.rllib_compat arenarl.metrics",
+    "arenarl.config arenarl.executor arenarl.solver_pool arenarl.preflight arenarl.comparison arenarl.algorithm arenarl.evaluate arenarl.algorithms.",
+    "arenarl.training arenarl.sweep arenarl.evaluation arenarl.evaluation_tables arenarl.study arenarl.study_page arenarl.arena_show arenarl.pool_show arenarl.plan arenarl.env_commands arenarl.env_play arenarl.cli_env arenarl.cli experiments. benchmarks.",
 )
 PLACES = {place: layer for layer, places in enumerate(LAYERS) for place in places.split()}
 

@@ -1,14 +1,11 @@
-"""The learner on a real tiny model: the loss worked by hand, invariances, resume and export; Ray in the last tests only.
-
-With ``GRADIENT`` options one optimizer step moves each weight by minus its gradient, so that weights show gradients:
-Adam's first step is lr * g / (|g| + eps), which is g for lr = eps = 10^6.
-"""
+"""The learner on a real tiny model: the loss worked by hand, invariances, resume and export; Ray in the last tests only."""
 
 import math
 import os
 import select
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,28 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ray.rllib.core.learner.learner_group import LearnerGroup
 
-from arenarl.batching import Batch, pack, policy_gradient_stream
 from arenarl.errors import ConfigError, LearnerError
 from arenarl.learner import AccelerateLearner, LearnerSpec
 from arenarl.learner_group import AccelerateLearnerGroup
 from arenarl.rllib_compat import UnbuiltLearner, unbuilt_module_spec
-from arenarl.types import Episode, EpisodeGroup, Outcome, Segment, Task, Trajectory
-
-GRADIENT = {"lr": 1e6, "adam_eps": 1e6, "grad_clip": 1e9}
-TASK = Task(task_id="t", kind="k", prompt="p")
+from tests.learning import GRADIENT, built, distance, episode, ids, on_policy, packed, tiny_model
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=256, initializer_range=0.1, tie_word_embeddings=True,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("learner") / "model"
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    folder = tiny_model(tmp_path_factory.mktemp("learner") / "model")
     (folder / "tokenizer.json").write_text("{}")
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     return folder
@@ -47,58 +32,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def build(model_dir: Path) -> Callable[..., AccelerateLearner]:
-    def build(**options: object) -> AccelerateLearner:
-        learner = AccelerateLearner(LearnerSpec(model=str(model_dir), **{"lr": 1e-2, **options}))
-        learner.build()
-        return learner
-
-    return build
-
-
-def ids(n: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(1, 512, n).tolist()
-
-
-def episode(tokens: Sequence[int], logprobs: Sequence[float], *, version: int = 0) -> Episode:
-    """The last len(logprobs) tokens are sampled."""
-    context = len(tokens) - len(logprobs)
-    return Episode(
-        episode_id="e",
-        task=TASK,
-        member=0,
-        greedy=False,
-        segments=(
-            Segment(
-                token_ids=tuple(tokens),
-                mask=(False,) * context + (True,) * len(logprobs),
-                logprobs=(0.0,) * context + tuple(logprobs),
-                versions=(-1,) * context + (version,) * len(logprobs),
-            ),
-        ),
-        trajectory=Trajectory(messages=(), events=(), answer=None),
-        outcome=Outcome.SCORED,
-    )
-
-
-def packed(episodes: Sequence[Episode], advantages: Sequence[float], **options: int | bool) -> Batch:
-    group = EpisodeGroup(
-        group_id="g", task=TASK, episodes=tuple(episodes), version=0, advantages=tuple(advantages), rewards=()
-    )
-    return pack([group], [policy_gradient_stream(group)], **{"tokens_per_microbatch": 64, **options})
-
-
-def on_policy(learner: AccelerateLearner, sizes: Sequence[int], shift: float = 0.0) -> list[Episode]:
-    """Episodes of five context tokens and so many sampled ones, with the learner's log-probs plus ``shift``."""
-    episodes = []
-    for seed, n in enumerate(sizes):
-        tokens = ids(5 + n, seed)
-        episodes.append(episode(tokens, [x + shift for x in learner.logprobs(tokens, start=5)]))
-    return episodes
-
-
-def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
+    return partial(built, model_dir)
 
 
 def test_golden_loss(build: Callable[..., AccelerateLearner]) -> None:
@@ -384,11 +318,13 @@ def test_two_ranks_equal_one_process_until_one_dies(cluster: None, model_dir: Pa
     """One test, since a group takes seconds to start: same step, same checkpoint, and no process left after a death."""
     spec = LearnerSpec(model=str(model_dir), lr=1e-2, adam_eps=1e-3)
     alone, pair = AccelerateLearnerGroup(spec), AccelerateLearnerGroup(spec, num_learners=2)
-    tokens = [ids(n, n) for n in (30, 9, 12)]
+    tokens = [ids(5) + ids(n, n) for n in (25, 4, 7)]
     episodes = [episode(t, [x - 0.1 for x in alone.logprobs(t, start=5)]) for t in tokens]
-    for _ in range(2):
-        one = alone.update(packed(episodes, [1.0, -2.0, 0.5], tokens_per_microbatch=16))
-        two = pair.update(packed(episodes, [1.0, -2.0, 0.5], tokens_per_microbatch=16, num_shards=2))
+    for lambdas in ((), (0.0, 2.0, 0.0)):  # of a distillation, which one of the ranks alone has to do
+        options = {"tokens_per_microbatch": 16, "lambdas": lambdas, "memory": (7, 8), "splice": 3}
+        one = alone.update(packed(episodes, [1.0, -2.0, 0.5], **options))
+        two = pair.update(packed(episodes, [1.0, -2.0, 0.5], num_shards=2, **options))
+        assert one.get("distilled_tokens") == (4.0 if lambdas else None)
         assert {k: v for k, v in two.items() if k != "seconds"} == pytest.approx(
             {k: v for k, v in one.items() if k != "seconds"}, abs=1e-4
         )

@@ -103,7 +103,7 @@ def test_64_episodes_are_in_flight_and_every_trained_id_is_a_sampled_id(running)
         logprobs = [x for s in episode.segments for x, m in zip(s.logprobs, s.mask, strict=True) if m]
         assert ids == [t for c in sampled[episode.episode_id] for t in c.token_ids]
         assert logprobs == [x for c in sampled[episode.episode_id] for x in c.logprobs]
-    batch = pack(groups, [policy_gradient_stream(g) for g in groups], tokens_per_microbatch=4096)
+    batch = pack(groups, [[policy_gradient_stream(g)] for g in groups], tokens_per_microbatch=4096)
     trained = sorted(t for m in batch.shards[0] for t in m.token_ids[m.mask].tolist())
     useful = [e for g in groups for e, a in zip(g.episodes, g.advantages, strict=True) if a]
     expected = [t for e in useful for s in e.segments for t, m in zip(s.token_ids, s.mask, strict=True) if m]

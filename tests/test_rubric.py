@@ -1,22 +1,33 @@
-"""Checklists: weights, items that cannot be decided, and predicates that break."""
+"""Checklists: weights, gates, items that cannot be decided, items for a grader, items as data, and predicates that break."""
 
 from __future__ import annotations
 
 import asyncio
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from arenarl.errors import EnvError
-from arenarl.rubric import Checklist, ChecklistItem, Reward
+from arenarl.errors import ConfigError, EnvError
+from arenarl.expected_tools import ExpectedTool, Tolerance
+from arenarl.rubric import Checklist, ChecklistItem, Evidence, Reward, item_to_data, items_from_data, tool_items
 from arenarl.state import EpisodeState
-from arenarl.types import Trajectory
+from arenarl.types import Task, Trajectory
+from tests.judging import call
 
 ANSWERED = Trajectory(messages=(), events=(), answer="done")
 
 
-def item(name: str, met: bool | None, weight: float = 1.0) -> ChecklistItem:
-    return ChecklistItem(name=name, check=lambda trajectory: met, weight=weight)
+TASK = Task(task_id="t7", kind="search", prompt="Find a cafe in Hanoi.")
+
+
+def item(name: str, met: bool | None, weight: float = 1.0, gate: bool = False) -> ChecklistItem:
+    return ChecklistItem(name=name, check=lambda trajectory: met, weight=weight, gate=gate)
 
 
 def score(*items: ChecklistItem) -> float | None:
@@ -60,10 +71,217 @@ def test_two_items_of_one_name_are_refused():
         Checklist([item("a", True), item("b", True), item("a", False)])
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
-def test_a_weight_that_is_not_positive_is_refused(weight: float):
-    with pytest.raises(ValueError, match=f"'a' must be positive, got {weight}"):
+def test_a_fault_that_is_there_costs_its_weight():
+    # ResearchRubrics: (3 + 1 - 2) / (3 + 1 + 1) = 0.4, the negative weight in the numerator alone.
+    good = [item("a", True, 3.0), item("b", True), item("c", False)]
+    assert score(*good, item("fault", True, -2.0)) == 0.4
+    assert score(*good, item("fault", False, -2.0)) == 0.8
+    assert score(*good, item("fault", None, -2.0)) == 0.8
+
+
+def test_the_score_stays_between_0_and_1():
+    assert score(item("a", True), item("fault", True, -3.0)) == 0.0
+    assert score(item("a", True), item("fault", False, -3.0)) == 1.0
+
+
+def test_faults_alone_are_no_score():
+    assert score(item("fault", False, -1.0), item("a", None)) is None
+
+
+def test_a_gate_that_is_not_met_closes_the_score():
+    assert score(item("gate", False, gate=True), item("a", True, 9.0)) == 0.0
+    assert score(item("gate", True, gate=True), item("a", False)) == 0.5
+    assert score(item("gate", None, gate=True), item("a", True), item("b", False)) == 0.5
+    assert score(item("gate", None, gate=True)) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from([True, False, None]), st.sampled_from([-2.0, -0.5, 0.5, 1.0, 3.0]))))
+def test_more_that_is_met_never_lowers_the_score(drawn: list[tuple[bool | None, float]]):
+    items = [item(str(n), met, weight) for n, (met, weight) in enumerate(drawn)]
+    before, after = score(*items, item("new", False)), score(*items, item("new", True))
+    assert before is not None and after is not None and 0 <= before <= after <= 1
+
+
+@pytest.mark.parametrize("weight", [0.0, float("nan"), float("inf"), float("-inf")])
+def test_a_weight_that_weighs_nothing_is_refused(weight: float):
+    with pytest.raises(ValueError, match=f"'a' must be a number other than 0, got {weight}"):
         item("a", True, weight)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan")])
+def test_a_gate_and_a_reward_have_positive_weights(weight: float):
+    with pytest.raises(ValueError, match=f"'a' must be positive, got {weight}"):
+        item("a", True, weight, gate=True)
+    with pytest.raises(ValueError, match=f"'a' must be positive, got {weight}"):
+        reward("a", 0.5, weight)
+
+
+def test_an_item_needs_a_check_or_a_text():
+    with pytest.raises(ValueError, match="'a' has neither a check nor a text"):
+        ChecklistItem(name="a", text=" ")
+
+
+# --- a grader ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Fixed:
+    """A grader that gives these results, and keeps what it was asked."""
+
+    results: list[bool | None]
+    asked: list[tuple[list[str], Trajectory, Task]] = field(default_factory=list)
+
+    async def grade(self, items: Sequence[ChecklistItem], trajectory: Trajectory, task: Task) -> list[bool | None]:
+        self.asked.append(([item.name for item in items], trajectory, task))
+        return self.results
+
+
+def judged(name: str, **fields: Any) -> ChecklistItem:
+    return ChecklistItem(name=name, text=f"It is {name}.", **fields)
+
+
+def test_judged_items_go_to_the_grader_in_one_call():
+    grader = Fixed([True, None])
+    checklist = Checklist([judged("a", weight=3.0), item("code", False), judged("b")], grader=grader, task=TASK)
+    results = asyncio.run(checklist.run(ANSWERED))
+    assert list(results.items()) == [("a", True), ("code", False), ("b", None)]
+    assert grader.asked == [(["a", "b"], ANSWERED, TASK)]
+    assert checklist.score(results) == 0.75
+
+
+def test_without_judged_items_the_grader_is_not_called():
+    grader = Fixed([])
+    assert asyncio.run(Checklist([item("code", True)], grader=grader, task=TASK).run(ANSWERED)) == {"code": True}
+    assert grader.asked == []
+
+
+def test_a_judged_item_needs_a_grader_and_a_task():
+    with pytest.raises(ValueError, match="'a' is judged by its text: give a grader"):
+        Checklist([judged("a")], task=TASK)
+    with pytest.raises(ValueError, match="'a' is judged by its text: give a task"):
+        Checklist([judged("a")], grader=Fixed([True]))
+
+
+class Broken:
+    async def grade(self, items: Sequence[ChecklistItem], trajectory: Trajectory, task: Task) -> list[bool | None]:
+        raise KeyError("lost")
+
+
+def test_a_grader_that_breaks_is_a_fault_and_no_score():
+    with pytest.raises(EnvError, match=r"grader of task 't7': KeyError: 'lost'"):
+        asyncio.run(Checklist([judged("a")], grader=Broken(), task=TASK).run(ANSWERED))
+    with pytest.raises(EnvError, match=r"grader of task 't7' gave 1 results for 2 items"):
+        asyncio.run(Checklist([judged("a"), judged("b")], grader=Fixed([True]), task=TASK).run(ANSWERED))
+
+
+# --- items as data -------------------------------------------------------------------------------------------------
+
+DATA = {
+    "rubrics": [
+        {"text": "The cafe is Lotus."},
+        {"text": "Every price was found.", "scope": "trajectory", "weight": 2, "gate": True,
+         "evidence": {"observation": 1, "quote": "Lotus 12 7"}},
+        {"text": "It advertises.", "scope": "turn", "weight": -0.5},
+    ],
+    "expected_tools": [{"name": "poi_search", "arguments": {"city": "Hanoi"}}],
+}  # fmt: skip
+
+
+def test_items_are_read_from_a_task():
+    first, second, third, tool = items_from_data(DATA)
+    assert first == ChecklistItem(name="r1", text="The cafe is Lotus.", scope="answer")
+    assert second == ChecklistItem(
+        name="r2", text="Every price was found.", weight=2, gate=True,
+        evidence=Evidence(observation=1, quote="Lotus 12 7"),
+    )  # fmt: skip
+    assert third == ChecklistItem(name="r3", text="It advertises.", scope="turn", weight=-0.5)
+    assert (tool.name, tool.text) == ("tool1:poi_search", "poi_search was called with city Hanoi.")
+    assert (tool.scope, tool.weight, tool.judged, first.judged) == ("trajectory", 1.0, False, True)
+
+
+def test_a_task_without_any_has_no_items():
+    assert items_from_data({}) == items_from_data({"needs": []}) == []
+
+
+def test_items_written_as_data_are_read_back():
+    items = items_from_data({"rubrics": DATA["rubrics"]})
+    written = [item_to_data(one) for one in items]
+    assert written == DATA["rubrics"]
+    assert items_from_data({"rubrics": written}) == items
+
+
+def test_an_item_checked_by_code_is_no_data():
+    with pytest.raises(ValueError, match="'a' is checked by code"):
+        item_to_data(item("a", True))
+
+
+@pytest.mark.parametrize(
+    ("rubrics", "match"),
+    [
+        ("The cafe is Lotus.", "is a str; give a list"),
+        ([{"text": "a"}, "b"], "r2, is 'b'; give an object"),
+        ([{"text": "a"}, {"text": " "}], "r2, has text=' '; give an assertion"),
+        ([{"weight": 1}], "r1, has text=None"),
+        ([{"text": "a", "wieght": 1}], "r1, has the key 'wieght', which no rubric has"),
+        ([{"text": "a", "scope": "all"}], "scope='all'; give one of turn, trajectory, answer"),
+        ([{"text": "a", "scope": ["turn"]}], "scope="),
+        ([{"text": "a", "weight": 0}], "weight=0; give a number other than 0"),
+        ([{"text": "a", "weight": True}], "weight=True"),
+        ([{"text": "a", "weight": "2"}], "weight='2'"),
+        ([{"text": "a", "weight": float("nan")}], "weight=nan"),
+        ([{"text": "a", "gate": 1}], "gate=1; give true or false"),
+        ([{"text": "a", "gate": True, "weight": -1}], "true only with a positive weight"),
+        ([{"text": "a", "evidence": "Lotus"}], "evidence='Lotus'; give"),
+        ([{"text": "a", "evidence": {"observation": 0}}], "evidence="),
+        ([{"text": "a", "evidence": {"observation": True}}], "evidence="),
+        ([{"text": "a", "evidence": {"observation": 1, "qoute": ""}}], "evidence="),
+        ([{"text": "a", "evidence": {"quote": "Lotus"}}], "evidence="),
+    ],
+)
+def test_data_that_is_no_rubric_names_task_key_and_remedy(rubrics: object, match: str):
+    with pytest.raises(ConfigError, match="^rubrics of task 'x9'.*" + match):
+        items_from_data({"rubrics": rubrics}, task_id="x9")
+
+
+# --- expected tools as items ---------------------------------------------------------------------------------------
+
+CAFE = ExpectedTool(name="poi_search", arguments={"city": "Hanoi", "category": "cafe"})
+FIND = call("poi_search", {"city": "hanoi", "category": "cafe"}, "Lotus 12 7")
+
+
+def calls(*events: Any, items: Sequence[ChecklistItem]) -> list[float | None]:
+    trajectory = Trajectory(messages=(), events=events, answer=None)
+    return list(asyncio.run(Checklist(items).run(trajectory)).values())
+
+
+def test_each_expected_call_needs_one_of_its_own():
+    items = tool_items([CAFE, CAFE])
+    assert [one.name for one in items] == ["tool1:poi_search", "tool2:poi_search"]
+    assert calls(items=items) == [False, False]
+    assert sorted(calls(FIND, items=items)) == [False, True]
+    assert calls(FIND, FIND, items=items) == [True, True]
+
+
+def test_superfluous_calls_have_a_price_if_asked_for():
+    items = items_from_data({"expected_tools": DATA["expected_tools"]}, superfluous_weight=0.5)
+    assert (items[-1].name, items[-1].weight, len(items)) == ("tools:no_more", 0.5, 2)
+    assert calls(FIND, items=items) == [True, True]
+    assert calls(FIND, FIND, items=items) == [True, False]
+
+
+def test_the_tolerance_reaches_the_check():
+    near, there = ExpectedTool(name="near", arguments={"lat": 21.0}), call("near", {"lat": 21.3}, "ok")
+    assert calls(there, items=tool_items([near])) == [False]
+    assert calls(there, items=tool_items([near], tolerance=Tolerance(degrees=0.5))) == [True]
+
+
+def test_items_from_data_travel_between_processes():
+    items = items_from_data(DATA, superfluous_weight=1.0)
+    back = pickle.loads(pickle.dumps(items))
+    assert calls(FIND, items=back[3:]) == [True, True]
+
+
+# --- what breaks ---------------------------------------------------------------------------------------------------
 
 
 def test_a_predicate_that_raises_names_its_item():

@@ -2,7 +2,7 @@
 
 `AsyncLLM` talks to its core over ipc sockets, so the core may live anywhere. In a thread it starts in half a second once vLLM is
 imported. vLLM offers no such launcher: this module stands in for private names of one exact minor version. With any other, a
-thread is refused in favour of a process.
+thread is refused in favour of a process. Threads take turns: several engines of a process share its core fairly.
 """
 
 from __future__ import annotations
@@ -13,19 +13,51 @@ import os
 import shutil
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.core import EngineCoreProc
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 SUPPORTED = (0, 32)
 leftovers: set[str] = set()  # folders of the parent that the core's process removes if the parent is killed
 _launching = threading.Lock()
+
+
+class TurnLock:
+    """A lock that is handed over in the order of arrival: who works without a pause cannot keep the others out."""
+
+    def __init__(self) -> None:
+        self._mutex, self._held = threading.Lock(), False
+        self._waiting: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        with self._mutex:
+            if not self._held:
+                self._held = True
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._held = False
+
+
+_computing = TurnLock()
+"""One core of the process computes at a time: vLLM's CPU kernels share one scratch buffer, and two at once corrupt the heap."""
 
 
 def end_with_parent() -> None:
@@ -72,7 +104,9 @@ class CoreThread:
             k: v for k, v in launch.items() if k not in ("local_engine_count", "start_index", "local_start_index")
         }
         try:
-            self._core = EngineCoreProc(**launch, engine_index=0)
+            with _computing:  # it computes to measure itself
+                self._core = core = EngineCoreProc(**launch, engine_index=0)
+            core.step_fn = _in_turn(core.step_fn)
             torch.set_num_threads = set_num_threads  # vLLM's CPU worker switches it off for the whole process
             if not self.manager_stopped.is_set():
                 self._core.run_busy_loop()
@@ -108,6 +142,14 @@ class CoreThread:
 
     def finished_procs(self) -> dict[str, int]:
         return {"EngineCore thread": 1} if self._over.is_set() else {}
+
+
+def _in_turn(step: Callable[[], T]) -> Callable[[], T]:
+    def taken() -> T:
+        with _computing:
+            return step()
+
+    return taken
 
 
 def build_llm(arguments: Mapping[str, Any], core: Literal["process", "thread"]) -> AsyncLLM:

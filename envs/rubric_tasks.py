@@ -24,7 +24,7 @@ As in the base: terminated by an answer, truncated after ``max_turns`` assistant
 
 ## Arguments
 ``base``, ``base_config``: the environment whose servers are used. ``train``, ``heldout``: files, or None. ``grader``,
-``grader_config``: who reads the rubrics. ``superfluous_weight``: above 0, weight of an item for no superfluous call.
+``grader_config``: who reads the rubrics.
 """
 
 from __future__ import annotations
@@ -66,12 +66,10 @@ class RubricTasks:
         self, base: str = "arenarl.envs.travel:TravelTasks", base_config: Mapping[str, Any] | None = None, *,
         train: str | Path | None = None, heldout: str | Path | None = None,
         grader: str = "arenarl.envs.travel_rubrics:TravelGrader", grader_config: Mapping[str, Any] | None = None,
-        superfluous_weight: float = 0.0,
     ) -> None:  # fmt: skip
         self._base = load_taskset(base, base_config)
         self.name = f"{self._base.name}_rubrics"
         self.system_prompt, self.max_turns = self._base.system_prompt, self._base.max_turns
-        self.superfluous_weight = superfluous_weight
         self.grader: Grader = load_object(grader, "grader", **(grader_config or {}))
         if not hasattr(self.grader, "grade"):
             raise ConfigError(f"grader {grader!r} has no method grade(items, trajectory, task); name a class that has")
@@ -108,8 +106,7 @@ class RubricTasks:
         """
         if not _has_rubric(task):
             return self._base.checklist(task)
-        items = items_from_data(task.data, task_id=task.task_id, superfluous_weight=self.superfluous_weight)
-        return Checklist(items, grader=self.grader, task=task)
+        return Checklist(items_from_data(task.data, task_id=task.task_id), grader=self.grader, task=task)
 
     def begin_step(self, version: int) -> None:
         """The grader's budget is full again."""

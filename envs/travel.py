@@ -93,7 +93,7 @@ class Claim:
 
 # Bounded everywhere: what a policy writes must not be able to make reading it slow.
 _LINE = re.compile(r"^\W{0,9}(?:\d{1,3}[.)])?\W{0,9}([A-Za-z][\w ]{0,39}?)\W{0,9}:\W{0,9}([A-Za-z]{1,60}\d{0,9})(.*)$")
-_NUMBER = re.compile(r"(\d+)\s*(usd|celsius)", re.IGNORECASE)
+_NUMBER = re.compile(r"(?<!\d)(\d{1,9})\s{0,9}(usd|celsius)", re.IGNORECASE)
 
 
 def parse_answer(answer: str | None) -> dict[str, Claim]:

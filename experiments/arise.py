@@ -16,10 +16,9 @@ import argparse
 import runpy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from arenarl.algorithm import AgentAlgorithm
 from arenarl.algorithms.arise_generator import ARISEGenerator, ARISEGeneratorConfig
@@ -44,8 +43,7 @@ ARMS = ("full", "no_rg_sed", "no_gate", "no_grounding", "no_difficulty", "fixed_
 PLOT, POOLS = "arise.svg", "pools"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Scale:
+class Scale(NamedTuple):
     """How large a co-evolution is; the paper's has 3 cycles of 120 steps and pools of 500."""
 
     cycles: int = 3
@@ -105,7 +103,7 @@ def config(arm: str = "full", seed: int = 0) -> ARISEGeneratorConfig:
             grounding=arm != "no_grounding", difficulty="none" if arm == "no_difficulty" else "count",
         )
         .training(
-            lr=4e-4, group_size=8, groups_per_step=4, max_staleness=0, num_steps=24, num_train_tasks=400,
+            lr=4e-4, group_size=8, groups_per_step=4, max_staleness=0, num_steps=24, num_train_tasks=360,
             extra_streams=rg_sed(arm, "generator"),
         )
         .env_runners(num_env_runners=0)
@@ -327,9 +325,9 @@ def main() -> int:
     if args.plot:
         report(args.plot)
         return 0
-    scale = replace(SCALE, cycles=args.cycles)
+    scale = SCALE._replace(cycles=args.cycles)
     play = partial(play_run, scale=scale, folder=args.out)
-    code = run_all(args.out, play, args.arms, args.seeds, asdict(scale), max(1, args.workers))
+    code = run_all(args.out, play, args.arms, args.seeds, scale._asdict(), max(1, args.workers))
     if code != 130:
         report(args.out)
     return code

@@ -298,7 +298,7 @@ async def test_an_actor_that_cannot_start_says_why_in_a_line(cluster: None, tmp_
     outage = (await executor.attempt(TASKS[0], 2, seed=0)).outage
     assert outage.startswith("unavailable: the solver's actor: ") and "did not start" in outage and "\n" not in outage
     await executor.aclose()
-    assert not actors()
+    assert not psutil.wait_procs(actors(), timeout=20)[1]
 
 
 # --- behind an endpoint ------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: Path):
     expected = python_files(ROOT / "arenarl", "arenarl") | python_files(ROOT / "arenarl" / "mcp", "arenarl/mcp")
     expected |= python_files(ROOT / "algorithms", "arenarl/algorithms") | python_files(ROOT / "envs", "arenarl/envs")
     locks = {f"arenarl/mcp/locks/{file.name}" for file in (ROOT / "arenarl" / "mcp" / "locks").iterdir()}
-    assert locks and names == expected | locks | {"arenarl/py.typed"}
+    assert locks and names == expected | locks | {"arenarl/py.typed", "arenarl/envs/data/ecr_travel.jsonl"}
     assert {"arenarl/algorithms/grpo.py", "arenarl/envs/travel.py", "arenarl/mcp/hub.py"} <= names
 
 

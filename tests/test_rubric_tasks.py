@@ -256,17 +256,6 @@ async def test_a_grader_without_budget_or_connections_needs_no_methods():
     assert not hasattr(tasks.grader, "begin_step")
 
 
-async def test_superfluous_calls_can_have_a_price(tmp_path: Path):
-    (task,) = (task for task in EMBEDDED.tasks("heldout", 120, seed=0) if task.task_id == "ecr-search-01")
-    done = as_trajectory(task, perfect(task)[-1])
-    wasteful = Trajectory(messages=(), events=done.events * 2, answer=done.answer)
-    checklist = RubricTasks(heldout="embedded", superfluous_weight=4.0).checklist(task)
-    assert checklist.score(await checklist.run(done)) == 1.0
-    assert checklist.score(await checklist.run(wasteful)) == pytest.approx(
-        4 / 8
-    )  # three rubrics, a tool, and the price
-
-
 def test_what_a_base_may_have_is_passed_on(tmp_path: Path):
     task = Task(task_id="g1", kind="k", prompt="p", data={"rubrics": [{"text": "x"}]})
     bare, rich = (RubricTasks(named(base)) for base in (BareBase, RichBase))

@@ -67,7 +67,10 @@ class ARISEGenerator(AgentAlgorithm):
         self._call("set_solver_weights", payload, version, self.config.push_timeout_s)
 
     def write_tasks(self, count: int, *, cycle: int, seed: int) -> list[PoolTask]:
-        """One attempt at each of ``count`` seeds with the current weights: the valid tasks, with what the solver made of them."""
+        """One attempt at each of ``count`` seeds with the current weights: the valid tasks, with what the solver made of them.
+
+        Each worker leaves near duplicates out, of tasks of the same call: those of training went into no pool.
+        """
         seeds = self.taskset.tasks("train", count, seed=seed)
         created = datetime.now(UTC).isoformat(timespec="seconds")
         groups = self._play(seeds, f"pool-{cycle}-{seed}", seed, scored=True)
@@ -151,13 +154,15 @@ class ARISEGeneratorConfig(AgentConfig):
     "arenarl.envs.generator_tasks:GeneratorTasks".
 
     Fields of its own, set by ``generator()``:
-        executor, executor_config: "module:Class" of what runs the solver, and its arguments; see `arenarl.executor`.
+        executor, executor_config: "module:Class" of what runs the solver, and its arguments; see `arenarl.executor`. Without one,
+            ``difficulty`` is "none".
         solver_runs: K, runs of the solver at each valid task.
         gamma: reward from which a run counts as a success. With the bonus of 0.2, all of (0.8, 1] means: everything met.
         bonus: of the solver's reward, as the solver is trained with.
-        difficulty: "count" (the paper's R_diff), "posterior" (its expectation under a Beta posterior), or "none" (R_diff = 0).
+        difficulty: "count" (the paper's R_diff), "posterior" (its expectation under a Beta posterior), or "none": R_diff = 0, and
+            the solver runs, if there is an executor, are only written down.
         grounding: whether R_tool is asked for.
-        duplicate_similarity: from which similarity to an earlier task of this worker a task earns nothing.
+        duplicate_similarity: from which similarity to an earlier task of its worker's training a task earns nothing.
     """
 
     SECTIONS = {  # noqa: RUF012
@@ -197,13 +202,23 @@ class ARISEGeneratorConfig(AgentConfig):
         if not 0 <= self.bonus < 1:
             raise ConfigError(f"bonus={self.bonus!r} must be a share of the reward, from 0 to below 1")
 
-    def build_executor(self) -> Executor:
+    def build_executor(self) -> Executor | None:
+        """None if there is none and difficulty is not paid for. Raises ConfigError if it is missing or cannot be built."""
+        if not self.executor and self.difficulty == "none":
+            return None
         if not self.executor:
             raise ConfigError(
                 "no executor is set, and tasks are paid by how a solver does: give generator(executor="
                 "'arenarl.executor:RunnerExecutor', executor_config={...})"
             )
-        return load_object(self.executor, "executor", **self.executor_config)
+        if not isinstance(self.executor_config, Mapping):
+            raise ConfigError(f"executor_config={self.executor_config!r} must be a mapping of the executor's arguments")
+        executor = load_object(self.executor, "executor", **self.executor_config)
+        if not callable(getattr(executor, "attempt", None)):
+            raise ConfigError(
+                f"executor {self.executor!r} has no method attempt(task, runs, seed); name a class that has"
+            )
+        return executor
 
 
 ARISEGenerator.config_class = ARISEGeneratorConfig

@@ -28,14 +28,17 @@ class ARISESolver(AgentAlgorithm):
 
 
 def episode_reward(episode: Episode, *, bonus: float, price: float = 0.0) -> float | None:
-    """`solver_reward` of the checklist score, less ``price`` for each superfluous call, not below 0; None without a score."""
+    """`solver_reward` of the checklist score, less ``price`` for each superfluous call, not below 0; None without a score.
+
+    Of a task that expects no tools nobody can say which calls are superfluous: they are free.
+    """
     if not episode.rankable or episode.score is None:
         return None
     reward = solver_reward(episode.score, 1.0, bonus=bonus)
-    if reward is None or not price:
+    expected = tools_from_data(episode.task.data, task_id=episode.task.task_id) if price else ()
+    if reward is None or not expected:
         return reward
-    superfluous = match_tools(tools_from_data(episode.task.data), episode.trajectory.events).superfluous
-    return max(0.0, reward - price * superfluous)
+    return max(0.0, reward - price * match_tools(expected, episode.trajectory.events).superfluous)
 
 
 class ARISESolverConfig(AgentConfig):
@@ -43,7 +46,7 @@ class ARISESolverConfig(AgentConfig):
 
     Fields of its own, set by ``training()``:
         bonus: share of the reward that only a full score earns, in [0, 1).
-        superfluous_price: what each successful call that no expected tool asks for costs.
+        superfluous_price: what each successful call costs that none of the task's expected tools asks for.
     """
 
     SECTIONS = {  # noqa: RUF012

@@ -14,6 +14,7 @@ standard error; conditioned attempts are never in a baseline or in the policy lo
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -21,11 +22,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from arenarl.arena import ANSWER_TIMEOUT_S
 from arenarl.batching import Stream
 from arenarl.chat import ChatRenderer
 from arenarl.coach import Coach
 from arenarl.endpoint import Outage
-from arenarl.errors import ConfigError
+from arenarl.errors import ConfigError, JudgeError, boundary
 from arenarl.functional import reward_gap, sed_coefficient, sed_gate
 from arenarl.player import Job, derive_seed
 from arenarl.rubric import ChecklistItem
@@ -68,16 +70,26 @@ class RGSED:
         for name, known in (("gate", GATES), ("place", ("system", "user")), ("tokens", ("all", "answer"))):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: take one of {', '.join(known)}")
-        if type(self.memory_rollouts) is not int or self.memory_rollouts < 1:
-            raise ConfigError(f"memory_rollouts={self.memory_rollouts!r} must be a whole number, at least 1")
+        least = 2 if self.gate == "stderr" else 1
+        for name, low in (("memory_rollouts", least), ("warmup", 0), ("decay", 0)):
+            if type(getattr(self, name)) is not int or getattr(self, name) < low:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be a whole number, at least {low}")
         for name in ("coefficient", "temperature"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be above 0")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, here or in another process: the coach stays where it was built, with its connections."""
+        return {**vars(self), "_coach": None}
+
     def check(self, renderer: ChatRenderer, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
         """Build the coach once, and find the place of its note in the template. Raises ConfigError."""
-        load_object(self.coach, "coach", **self.coach_config)
+        if not callable(getattr(self._build_coach(), "advise", None)):
+            raise ConfigError(f"coach {self.coach!r} has no method advise(group, items); name a class that has")
         renderer.splice_point(messages, tools, self.place)
+
+    def _build_coach(self) -> Coach:
+        return load_object(self.coach, "coach", **self.coach_config)
 
     # -- in the worker ------------------------------------------------------------------------------------------------
 
@@ -107,9 +119,18 @@ class RGSED:
         return replace(group, lesson=lesson)
 
     async def _ask(self, group: EpisodeGroup, services: Services) -> str | Outage:
-        self._coach = self._coach or load_object(self.coach, "coach", **self.coach_config)
+        """The note, or why there is none. A coach that raises, or says anything else, is an error of its code: JudgeError."""
+        self._coach = self._coach or self._build_coach()
         items = services.taskset.checklist(group.task).items.values()
-        return await self._coach.advise(group, [item for item in items if isinstance(item, ChecklistItem)])
+        with boundary(JudgeError, f"coach {self.coach} on {group.group_id}"):
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    said = await self._coach.advise(group, [item for item in items if isinstance(item, ChecklistItem)])
+            except TimeoutError as error:
+                return Outage(kind="timeout", detail=str(error) or f"no note after {ANSWER_TIMEOUT_S:g} s")
+            if not isinstance(said, str | Outage):
+                raise TypeError(f"advise() gave {said!r}, which is neither a text nor an Outage")
+        return said
 
     def begin_step(self, version: int) -> None:
         if begin_step := getattr(self._coach, "begin_step", None):
@@ -148,7 +169,7 @@ class RGSED:
 
     def _weights(self, episode: Episode, weight: float) -> list[NDArray[np.float32]]:
         rows = [np.where(s.mask, weight, 0.0).astype(np.float32) for s in episode.segments]
-        if self.tokens == "answer":
+        if self.tokens == "answer" and rows:
             for row in rows[:-1]:
                 row[:] = 0.0
             rows[-1][: last_turn(episode.segments[-1])] = 0.0
@@ -156,16 +177,22 @@ class RGSED:
 
 
 NEGLIGIBLE = 1e-4
-"""A lambda below this share moves nothing that float32 training would notice, and its teacher would cost a forward pass."""
+"""A lambda below this is not worth the forward pass that its teacher would cost."""
 
 
 async def _comparable(
     group: EpisodeGroup, noted: EpisodeGroup, config: Any, services: Services
 ) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
-    """Rewards of the conditioned attempts and of the group's own, on one scale. Ranks of two groups have none; checklist scores do."""
+    """Rewards of the conditioned attempts and of the group's own, on one scale. Ranks of two groups have none; checklist scores do.
+
+    All of them were sampled: what a greedy member earned says nothing about the note.
+    """
+    sampled = [n for n, episode in enumerate(group.episodes) if not episode.greedy]
     if config.algo_class.rewards_compare:
-        return (await config.algo_class.score_group(noted, config, services)).rewards, group.rewards
-    return tuple(e.score for e in noted.episodes), tuple(e.score for e in group.episodes)
+        rewards = (await config.algo_class.score_group(noted, config, services)).rewards
+        return rewards, tuple(group.rewards[n] for n in sampled)
+    scores = [tuple(e.score if e.rankable else None for e in side.episodes) for side in (noted, group)]
+    return scores[0], tuple(scores[1][n] for n in sampled)
 
 
 def last_turn(segment: Segment) -> int:

@@ -90,7 +90,7 @@ class AgentAlgorithm(Algorithm):
         self._record(
             groups,
             group_metrics(groups)
-            | stream_metrics(streams)
+            | (stream_metrics(streams) if self.config.extra_streams else {})
             | learner_metrics(learned, batch.stats)
             | pushed
             | clock.metrics(groups),

@@ -166,7 +166,7 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"override {pair!r} is not of the form KEY=VALUE")
         try:
             values[key] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # all that literal_eval raises
             values[key] = text
     return values
 

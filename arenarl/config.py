@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -199,8 +200,20 @@ class AgentConfig(AlgorithmConfig):
             raise ConfigError(
                 f"max_staleness={self.max_staleness!r} must be 0 (synchronous) or a positive number of versions"
             )
+        self._check_streams()
         self.engine_config()
         self.learner_spec()
+
+    def _check_streams(self) -> None:
+        terms, needed = self.extra_streams, ("check", "extend", "stream", "aclose")
+        if not isinstance(terms, Sequence) or not all(hasattr(term, name) for term in terms for name in needed):
+            raise ConfigError(
+                f"extra_streams={terms!r} must be a list of terms of the loss, such as [arenarl.algorithms.rg_sed.RGSED(...)]"
+            )
+        if len(terms) > 1:
+            raise ConfigError(
+                f"extra_streams has {len(terms)} terms, and a group has one distillation at most: give one of them"
+            )
 
     # -- what the parts are built from --------------------------------------------------------------------------------
 
@@ -266,6 +279,7 @@ class AgentConfig(AlgorithmConfig):
         return {
             "algorithm": getattr(self.algo_class, "__name__", ""),
             **{n: getattr(self, n) for n in (*theirs, *ours)},
+            "extra_streams": [_shown(term) for term in self.extra_streams],
         }
 
     # -- RLlib's extension points -------------------------------------------------------------------------------------
@@ -288,6 +302,12 @@ class AgentConfig(AlgorithmConfig):
 
 def _evaluate_heldout(algorithm: Any, _: Any) -> tuple[dict[str, Any], int, int]:
     return algorithm.evaluate_heldout()
+
+
+def _shown(term: ExtraStream) -> dict[str, Any]:
+    """The kind of a term of the loss, and its settings if it is a dataclass."""
+    settings = fields(term) if is_dataclass(term) else ()
+    return {"term": type(term).__name__, **{f.name: getattr(term, f.name) for f in settings if f.init}}
 
 
 def unknown_key(name: str, known: list[str], where: str) -> str:

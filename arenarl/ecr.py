@@ -58,6 +58,8 @@ def load_ecr(path: str | Path) -> list[Task]:
                 raise ValueError(f"the task {task.task_id!r} was there before; remove one, or give it an id of its own")
         except ValueError as error:
             raise ConfigError(f"task file '{path}', {place}: {error}") from None
+        except RecursionError:
+            raise ConfigError(f"task file '{path}', {place}: it is nested too deeply; make it flatter") from None
         tasks[task.task_id] = task
     if not tasks:
         raise ConfigError(
@@ -105,7 +107,8 @@ def _task(record: Any) -> Task:
             raise ValueError(f"{key} must be a text that is not empty, got {value!r}")
     if not isinstance(rubrics, list):
         raise ValueError(f"rubrics must be a list, got {type(rubrics).__name__}")
-    data = {"rubrics": [_rubric(rubric) for rubric in rubrics], "expected_tools": about.get("expected_tools") or []}
+    tools = about.get("expected_tools")
+    data = {"rubrics": [_rubric(rubric) for rubric in rubrics], "expected_tools": [] if tools is None else tools}
     if not items_from_data(data):
         raise ValueError("it has neither rubrics nor expected_tools, so nothing could be checked")
     return Task(task_id=task_id, kind=_KINDS.get(kind, kind), prompt=query, seed=int(digest[:8], 16), data=data)

@@ -23,7 +23,7 @@ from arenarl.env import UnicodeText
 from arenarl.errors import ConfigError
 from arenarl.player import Job, RolloutLimits
 from arenarl.rollout import RolloutLoop, ScoreGroup
-from arenarl.scoring import Services
+from arenarl.scoring import ExtraStream, Services
 from arenarl.types import Completion, Episode, EpisodeGroup, SamplingParams
 
 CANARY_TOKENS = 16
@@ -56,8 +56,9 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
         )  # fmt: skip
         self.helpers = (self.services.judge, self.services.executor, self.taskset, *self.config.extra_streams)
         self.loop = RolloutLoop(
-            engine, renderer, self.taskset, scorer(self.config, self.services), limits, on_close=self._close_helpers
-        )
+            engine, renderer, self.taskset, scorer(self.config, self.services, terms=self.config.extra_streams), limits,
+            on_close=self._close_helpers,
+        )  # fmt: skip
         self.loop.start()
 
     # -- training ---------------------------------------------------------------------------------------------------
@@ -109,8 +110,14 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
     # -- evaluation -------------------------------------------------------------------------------------------------
 
     def play(self, jobs: Sequence[Job], timeout_s: float, scored: bool = False) -> list[EpisodeGroup]:
-        """Play groups apart from training and wait for them; no tournament, unless they are to be scored."""
-        return self.loop.run(jobs, timeout_s, scored=scored)
+        """Play groups apart from training and wait for them.
+
+        Args:
+            scored: give them the rewards that training would. Nothing that an algorithm keeps from group to group goes in or comes
+                out, and no further term of the loss is served: nobody trains on them.
+        """
+        apart = replace(self.services, kept={})
+        return self.loop.run(jobs, timeout_s, score=scorer(self.config, apart, terms=()) if scored else None)
 
     # -- what RLlib asks for ----------------------------------------------------------------------------------------
 
@@ -157,15 +164,15 @@ class AgentEnvRunner(EnvRunner, Checkpointable):
                 raise error
 
 
-def scorer(config: Any, services: Services) -> ScoreGroup:
-    """The algorithm's ``score_group`` and what the extra terms of the loss add, as a function from a bare group to a scored one."""
+def scorer(config: Any, services: Services, *, terms: Sequence[ExtraStream]) -> ScoreGroup:
+    """The algorithm's ``score_group`` and what ``terms`` of the loss add, as a function from a bare group to a scored one."""
 
     async def score(group: EpisodeGroup) -> EpisodeGroup:
-        before = replace(services, kept=dict(services.kept))  # what rehearsals of this group may know and change
+        before = dict(services.kept)  # what rehearsals of this group may know, and change for themselves
         scores = await config.algo_class.score_group(group, config, services)
         group = replace(group, **{field.name: getattr(scores, field.name) for field in fields(scores)})
-        for term in config.extra_streams:
-            group = await term.extend(group, config, before)
+        for term in terms:
+            group = await term.extend(group, config, replace(services, kept=dict(before)))
         return group
 
     return score

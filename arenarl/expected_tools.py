@@ -10,7 +10,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from arenarl.errors import ConfigError
@@ -73,10 +73,7 @@ def matches(expected: ExpectedTool, call: ToolCall, tolerance: Tolerance = DEFAU
     Each expected argument must be given: equal as text without regard to letter case and white space, as a number however it is
     written, or as coordinates within the tolerance. Further arguments of the call narrow it, and do not matter.
     """
-    wanted = expected.arguments
-    if expected.name in tolerance.tickets:
-        wanted = {key: value for key, value in wanted.items() if key in _CITIES} or wanted
-    return _text(expected.name) == _text(call.name) and _covers(wanted, call.arguments, tolerance, _DEPTH)
+    return _text(expected.name) == _text(call.name) and _asks(expected, call.arguments, tolerance)
 
 
 def match_tools(
@@ -124,8 +121,16 @@ def tool_to_data(tool: ExpectedTool) -> dict[str, Any]:
 
 
 def _fulfils(expected: ExpectedTool, event: ToolEvent, tolerance: Tolerance) -> bool:
-    own = replace(event.call, name=event.result.tool or event.call.name)
-    return matches(expected, event.call, tolerance) or matches(expected, own, tolerance)
+    names = {_text(event.call.name), _text(event.result.tool or event.call.name)}
+    return _text(expected.name) in names and _asks(expected, event.call.arguments, tolerance)
+
+
+def _asks(expected: ExpectedTool, given: Mapping[str, Any], tolerance: Tolerance) -> bool:
+    """Whether the arguments are those that matter; of a ticket only the cities do."""
+    wanted = expected.arguments
+    if expected.name in tolerance.tickets:
+        wanted = {key: value for key, value in wanted.items() if key in _CITIES} or wanted
+    return _covers(wanted, given, tolerance, _DEPTH)
 
 
 def _tool(entry: object, where: str) -> ExpectedTool:

@@ -11,10 +11,10 @@ A rubric may have a ``scope`` ("answer" if left out); ``expected_tools`` may be 
 
 Reasons to refuse it:
 
-    no_answer       nothing was written           too_long        longer than any task
+    no_answer       nothing was written           too_long        longer than any task, or than any request
     (and the kinds of `arenarl.strict_json`)      no_query        the query is missing or has no words
-    items           count or shape of the rubrics, or two that say the same
-    tools           shape of the expected tools
+    items           count, length or shape of the rubrics, or two that say the same
+    tools           count or shape of the expected tools
     no_observation  no tool gave a result         ungrounded      a rubric does not quote a result that there was
     unmatched_tool  an expected call was not made with success
 """
@@ -34,6 +34,9 @@ from arenarl.types import Task, ToolEvent, Trajectory
 
 MIN_ITEMS, MAX_ITEMS = 3, 8
 MAX_CHARS = 50_000
+MAX_QUERY_CHARS = 4000  # a request that fills the solver's context would make any task hard
+MAX_TEXT_CHARS = 1000  # of an assertion, as much as a grader is shown, and of a quote
+MAX_TOOLS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,8 @@ def ungrounded(draft: Draft, events: Sequence[ToolEvent]) -> Refused | None:
     """R_tool of the paper: what in a task does not rest on what the tools said in the episode that wrote it, None if all does.
 
     Only results without an error count, which the released code does not ask for. Quotes are compared without regard to
-    white space and upper or lower case; each expected call needs a successful call of its own.
+    white space and upper or lower case, and hold whole words and numbers: a letter is to be found in any result. Each
+    expected call needs a successful call of its own.
     """
     if not any(event.result.ok for event in events):
         return Refused("no_observation", f"none of {len(events)} calls gave a result")
@@ -155,9 +159,26 @@ def _fault(item: ChecklistItem, events: Sequence[ToolEvent]) -> str:
     result = events[evidence.observation - 1].result
     if not result.ok:
         return f"names observation {evidence.observation}, a failed call ({result.kind})"
-    if _folded(evidence.quote) not in _folded(result.text):
+    if not _says(_folded(result.text), _folded(evidence.quote)):
         return f"quotes {_short(evidence.quote)}, which observation {evidence.observation} does not say"
     return ""
+
+
+def _says(text: str, quote: str) -> bool:
+    """Whether the quote is in the text, from the beginning of a word or number to the end of one."""
+    start = text.find(quote)
+    while start >= 0:
+        end = start + len(quote)
+        if not (_joined(text[max(0, start - 1) : start], quote[:1]) or _joined(quote[-1:], text[end : end + 1])):
+            return True
+        start = text.find(quote, start + 1)
+    return False
+
+
+def _joined(left: str, right: str) -> bool:
+    """Whether two neighbours are of one word or number. Scripts that do not part words do not count."""
+    both = left + right
+    return len(both) == 2 and both.isascii() and (both.isalpha() or both.isdigit())
 
 
 def _folded(text: str) -> str:
@@ -187,6 +208,8 @@ def _query(data: Mapping[str, Any]) -> str:
     query = data.get("query")
     if not isinstance(query, str) or not any(map(str.isalnum, query)):
         raise _No("no_query", f"query is {_short(query)}")
+    if len(query) > MAX_QUERY_CHARS:
+        raise _No("too_long", f"the query has {len(query)} characters, more than {MAX_QUERY_CHARS}")
     return query.strip()
 
 
@@ -213,6 +236,8 @@ def _rubric(name: str, data: Any) -> ChecklistItem:
         raise _No("items", f"the observation of {name} must be a whole number from 1, found {_short(number)}")
     if not isinstance(quote, str):
         raise _No("items", f"the evidence of {name} must be a quote, found {_short(quote)}")
+    if (longest := max(len(text), len(quote))) > MAX_TEXT_CHARS:
+        raise _No("items", f"text or evidence of {name} has {longest} characters, more than {MAX_TEXT_CHARS}")
     if (scope := data.get("scope", "answer")) not in get_args(Scope):
         raise _No("items", f"the scope of {name} must be one of {', '.join(get_args(Scope))}, found {_short(scope)}")
     return ChecklistItem(name=name, text=text.strip(), scope=scope, evidence=Evidence(observation=number, quote=quote))
@@ -222,6 +247,8 @@ def _tools(data: Mapping[str, Any]) -> tuple[ExpectedTool, ...]:
     tools = data.get("expected_tools", [])
     if not isinstance(tools, list):
         raise _No("tools", f"expected_tools must be a list, found {_short(tools)}")
+    if len(tools) > MAX_TOOLS:
+        raise _No("tools", f"expected_tools must be at most {MAX_TOOLS}, found {len(tools)}")
     return tuple(_tool(number, tool) for number, tool in enumerate(tools, 1))
 
 

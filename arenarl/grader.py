@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from arenarl.arena import together
 from arenarl.endpoint import Endpoint, Outage, open_endpoint
 from arenarl.errors import ConfigError
 from arenarl.grader_prompt import build_prompt, reminder
@@ -78,7 +79,7 @@ class LLMGrader:
         answered = bool((trajectory.answer or "").strip())
         asked = [n for n, item in enumerate(items) if answered or item.scope != "answer"]
         chunks = [asked[start : start + self.max_items] for start in range(0, len(asked), self.max_items)]
-        found = await asyncio.gather(*(self._chunk([items[n] for n in chunk], trajectory, task) for chunk in chunks))
+        found = await together(self._chunk([items[n] for n in chunk], trajectory, task) for chunk in chunks)
         met: list[bool | None] = [False] * len(items)  # where nothing is asked
         for chunk, results in zip(chunks, found, strict=True):
             for n, result in zip(chunk, results, strict=True):

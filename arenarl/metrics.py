@@ -78,15 +78,16 @@ def group_metrics(groups: Sequence[EpisodeGroup]) -> dict[str, float]:
 
 
 def stream_metrics(streams: Sequence[Sequence[Stream]]) -> dict[str, float]:
-    """How much is distilled: the share of groups with a distillation, and the mean of its largest weight over all groups."""
+    """How much is distilled: the share of groups with a distillation, and the mean of its largest weight over all groups.
+
+    For runs with such a term of the loss: a step without a distillation counts as 0.
+    """
     lambdas = [
         max((float(w.max(initial=0.0)) for row in stream.weights if row for w in row), default=0.0)
         for group in streams
         for stream in group
         if stream.name == "distillation"
     ]
-    if not lambdas:
-        return {}
     return {"lesson/distilled_share": len(lambdas) / len(streams), "lesson/lambda_mean": sum(lambdas) / len(streams)}
 
 

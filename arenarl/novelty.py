@@ -18,7 +18,7 @@ from arenarl.expected_tools import ExpectedTool, tools_from_data
 from arenarl.types import Task
 
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\d+(?:[.,:]\d+)*|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+")
-_SENTENCE_END = re.compile(r"[.!?:\n。!?]\W*$")
+_SENTENCE_END = re.compile(r"[.!?:\n。]\W*$")
 _CATEGORY_KEYS = frozenset({"category", "kind", "mode", "type"})
 
 

@@ -17,6 +17,8 @@ from arenarl.task_pool import PoolTask, TaskPool
 
 OBSERVATION_LINES = 12
 """Lines of a tool result that are shown at most."""
+OBSERVATION_CHARS = 4000
+"""Characters of it: a result may be one long line."""
 QUERY_CHARS = 240
 """Characters of a request in the list of tasks."""
 
@@ -121,10 +123,13 @@ def _show_item(item: ChecklistItem, entry: PoolTask, console: Console) -> None:
 def _show_observation(number: int, text: str, items: list[ChecklistItem], console: Console) -> None:
     """A tool result, with the quotes of the items marked where they are to be found letter by letter."""
     lines = text.splitlines()
-    shown = _safe("\n".join(lines[:OBSERVATION_LINES]), console)
+    kept = "\n".join(lines[:OBSERVATION_LINES])
+    shown = _safe(kept[:OBSERVATION_CHARS], console)
     quotes = [_safe(i.evidence.quote.strip(), console).plain for i in items if i.evidence]
     shown.highlight_words([quote for quote in quotes if quote], "green", case_sensitive=False)
-    if len(lines) > OBSERVATION_LINES:
+    if len(kept) > OBSERVATION_CHARS:
+        shown.append(f"\n... {len(text) - OBSERVATION_CHARS} more characters", "dim")
+    elif len(lines) > OBSERVATION_LINES:
         shown.append(f"\n... {len(lines) - OBSERVATION_LINES} more lines", "dim")
     console.print(Text(f"\nobservation {number}", "bold"))
     console.print(Padding(shown, (0, 0, 0, 2)))

@@ -21,6 +21,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from arenarl.arena import together
 from arenarl.chat import ChatRenderer
 from arenarl.engine import Engine
 from arenarl.errors import ArenaError, DeadlineExceeded, EngineUnavailable
@@ -105,17 +106,17 @@ class RolloutLoop:
             self._check_alive()
         return done
 
-    def run(self, jobs: Sequence[Job], timeout_s: float, *, scored: bool = False) -> list[EpisodeGroup]:
-        """Play groups apart from training, in order; unscored but for the checklists, unless ``scored`` asks for the scorer."""
+    def run(self, jobs: Sequence[Job], timeout_s: float, *, score: ScoreGroup | None = None) -> list[EpisodeGroup]:
+        """Play groups apart from training, in order; scored by their checklists alone, or also by ``score``.
+
+        The first to fail ends the others.
+        """
 
         async def play(job: Job) -> EpisodeGroup:
             group = await self.play_group(job)
-            return await self._score_group(group) if scored else group
+            return await score(group) if score else group
 
-        async def play_all() -> list[EpisodeGroup]:
-            return list(await asyncio.gather(*map(play, jobs)))
-
-        return self.call(play_all(), timeout_s)
+        return self.call(together(map(play, jobs)), timeout_s)
 
     def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the loop and wait for it.
@@ -218,14 +219,8 @@ class RolloutLoop:
 
     async def play_group(self, job: Job) -> EpisodeGroup:
         """Play one group, unscored. On the loop: scorers that need more attempts call it."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                attempts = [group.create_task(self._play_one(job, member)) for member in range(job.group_size)]
-        except ExceptionGroup as errors:  # the first to fail ended its siblings: it is the one to report
-            raise errors.exceptions[0] from None
-        return EpisodeGroup(
-            group_id=job.group_id, task=job.task, episodes=tuple(a.result() for a in attempts), version=job.version
-        )
+        attempts = await together(self._play_one(job, member) for member in range(job.group_size))
+        return EpisodeGroup(group_id=job.group_id, task=job.task, episodes=tuple(attempts), version=job.version)
 
     async def _play_one(self, job: Job, member: int) -> Episode:
         async with self._slots:

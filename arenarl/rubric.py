@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any, Literal, Protocol, get_args
 
 from arenarl.errors import ConfigError, EnvError, boundary
-from arenarl.expected_tools import DEFAULT_TOLERANCE, ExpectedTool, Tolerance, match_tools, tools_from_data
+from arenarl.expected_tools import DEFAULT_TOLERANCE, ExpectedTool, Tolerance, ToolMatch, match_tools, tools_from_data
 from arenarl.state import EpisodeState
 from arenarl.types import Task, Trajectory
 
 Check = Callable[[Trajectory], bool | None]
 RewardFunction = Callable[[Trajectory, EpisodeState], Awaitable[float | None]]
 Scope = Literal["turn", "trajectory", "answer"]
+MAX_WEIGHT = 1e6  # so that no sum of them overflows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class ChecklistItem:
             checklist's grader reads ``text``.
         text: the assertion in words; needed if there is no ``check``.
         scope: what it is about: each assistant turn, the whole path (tool use, grounding), or the final answer.
-        weight: relative weight, not 0; negative for a fault whose presence costs (ResearchRubrics).
+        weight: relative weight, not 0 and at most a million in size; negative for a fault whose presence costs (ResearchRubrics).
         gate: if it is not met, the score of the whole is 0. Its weight is positive.
         evidence: the observation that supports it, if it was written from one.
     """
@@ -100,9 +101,11 @@ class Reward:
 
 
 def _check_weight(name: str, weight: float, *, above: float) -> None:
-    if not (math.isfinite(weight) and weight and weight > above):
+    if not (weight > above and 0 < abs(weight) <= MAX_WEIGHT):
         wanted = "positive" if above == 0 else "a number other than 0"
-        raise ValueError(f"weight of checklist item {name!r} must be {wanted}, got {weight}")
+        raise ValueError(
+            f"weight of checklist item {name!r} must be {wanted}, got {weight}; at most {MAX_WEIGHT:g} in size"
+        )
 
 
 class Checklist:
@@ -157,11 +160,14 @@ class Checklist:
         """sum w z / sum of the positive w, over the items that were decided, clipped at [0, 1] (ResearchRubrics).
 
         A gate that is not met makes it 0. Undecided items, gates among them, carry no weight. None if no item that could
-        earn something was decided.
+        earn something was decided, and if no judged one was where there are such: the calls alone do not speak for an
+        answer that nobody could read.
         """
         decided = [(self.items[name], met) for name, met in results.items() if met is not None]
         if any(isinstance(item, ChecklistItem) and item.gate and not met for item, met in decided):
             return 0.0
+        if self._judged and all(results.get(item.name) is None for item in self._judged):
+            return None
         total = sum(item.weight for item, _ in decided if item.weight > 0)
         return min(1.0, max(0.0, sum(item.weight * met for item, met in decided) / total)) if total else None
 
@@ -170,9 +176,8 @@ class Checklist:
 
 
 def items_from_data(
-    data: Mapping[str, Any], *, task_id: str = "", tolerance: Tolerance = DEFAULT_TOLERANCE,
-    superfluous_weight: float = 0.0,
-) -> list[ChecklistItem]:  # fmt: skip
+    data: Mapping[str, Any], *, task_id: str = "", tolerance: Tolerance = DEFAULT_TOLERANCE
+) -> list[ChecklistItem]:
     """The items of ``Task.data``: its rubrics, to be judged, named r1, r2 ..., then those of `tool_items`.
 
     ``data["rubrics"]`` is a list of objects with "text" and, if they differ from these, "scope" ("answer"), "weight" (1), "gate"
@@ -186,8 +191,7 @@ def items_from_data(
     if not isinstance(rubrics, list | tuple):
         raise ConfigError(f'{where} is a {type(rubrics).__name__}; give a list of {{"text": ...}}')
     items = [_item(f"r{number}", entry, f"{where}, r{number}") for number, entry in enumerate(rubrics, start=1)]
-    tools = tools_from_data(data, task_id=task_id)
-    return items + tool_items(tools, tolerance=tolerance, superfluous_weight=superfluous_weight)
+    return items + tool_items(tools_from_data(data, task_id=task_id), tolerance=tolerance)
 
 
 def item_to_data(item: ChecklistItem) -> dict[str, Any]:
@@ -205,31 +209,16 @@ def item_to_data(item: ChecklistItem) -> dict[str, Any]:
     return data
 
 
-def tool_items(
-    expected: Sequence[ExpectedTool], *, tolerance: Tolerance = DEFAULT_TOLERANCE, superfluous_weight: float = 0.0
-) -> list[ChecklistItem]:
-    """An item for each expected call, named "tool1:poi_search" ...: whether the attempt has a call of its own for it.
-
-    Args:
-        superfluous_weight: above 0 adds the item "tools:no_more" of this weight, which is met if every successful call
-            fulfils one of the expectations.
-    """
-    tools = tuple(expected)
-    items = [
+def tool_items(expected: Sequence[ExpectedTool], *, tolerance: Tolerance = DEFAULT_TOLERANCE) -> list[ChecklistItem]:
+    """An item for each expected call, named "tool1:poi_search" ...: whether the attempt has a call of its own for it."""
+    matching = _Matching(tuple(expected), tolerance)
+    return [
         ChecklistItem(
             name=f"tool{number}:{tool.name}", text=f"{tool.name} was called with {_shown(tool)}.",
-            check=partial(_called, tools, tolerance, number - 1),
+            check=partial(matching.has, number - 1),
         )
-        for number, tool in enumerate(tools, start=1)
+        for number, tool in enumerate(expected, start=1)
     ]  # fmt: skip
-    if superfluous_weight:
-        check = partial(_nothing_more, tools, tolerance)
-        items.append(
-            ChecklistItem(
-                name="tools:no_more", text="No other tool was called.", check=check, weight=superfluous_weight
-            )
-        )
-    return items
 
 
 _DEFAULTS: dict[str, Any] = {"scope": "answer", "weight": 1.0, "gate": False}
@@ -247,8 +236,10 @@ def _item(name: str, entry: object, where: str) -> ChecklistItem:
         raise ConfigError(f"{where}, has text={text!r}; give an assertion in words")
     if scope not in get_args(Scope):
         raise ConfigError(f"{where}, has scope={scope!r}; give one of {', '.join(get_args(Scope))}")
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or not weight:
-        raise ConfigError(f"{where}, has weight={weight!r}; give a number other than 0")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < abs(weight) <= MAX_WEIGHT:
+        raise ConfigError(
+            f"{where}, has weight={repr(weight)[:80]}; give a number other than 0, at most {MAX_WEIGHT:g} in size"
+        )
     if not isinstance(gate, bool) or (gate and weight < 0):
         raise ConfigError(f"{where}, has gate={gate!r}; give true or false, and true only with a positive weight")
     evidence = _evidence(value.get("evidence"), where)
@@ -267,12 +258,18 @@ def _evidence(value: object, where: str) -> Evidence | None:
     )
 
 
-def _called(tools: tuple[ExpectedTool, ...], tolerance: Tolerance, index: int, trajectory: Trajectory) -> bool:
-    return match_tools(tools, trajectory.events, tolerance).matched[index] is not None
+class _Matching:
+    """The calls of an attempt matched to the expected ones: once for all the items that ask, not once for each."""
 
+    def __init__(self, tools: tuple[ExpectedTool, ...], tolerance: Tolerance) -> None:
+        self._tools, self._tolerance = tools, tolerance
+        self._latest: tuple[Trajectory, ToolMatch] | None = None
 
-def _nothing_more(tools: tuple[ExpectedTool, ...], tolerance: Tolerance, trajectory: Trajectory) -> bool:
-    return match_tools(tools, trajectory.events, tolerance).superfluous == 0
+    def has(self, index: int, trajectory: Trajectory) -> bool:
+        latest = self._latest
+        if latest is None or latest[0] is not trajectory:
+            self._latest = latest = trajectory, match_tools(self._tools, trajectory.events, self._tolerance)
+        return latest[1].matched[index] is not None
 
 
 def _shown(tool: ExpectedTool) -> str:

@@ -211,7 +211,7 @@ class _LocalRunner:
             self._loop.start(START_TIMEOUT_S)
             self._home = self._loop.call(_running_loop(), STOP_TIMEOUT_S)
         except BaseException:
-            self._loop.close()
+            self.close()
             raise
 
     async def play(self, job: Job, timeout_s: float) -> Episode:
@@ -243,7 +243,8 @@ class _LocalRunner:
     def close(self) -> None:
         for future in tuple(self._plays):
             future.cancel()
-        self._loop.close()
+        with contextlib.suppress(RuntimeError):  # a loop that failed to start ends by itself, now
+            self._loop.close()
 
 
 async def _unscored(group: EpisodeGroup) -> EpisodeGroup:

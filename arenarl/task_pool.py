@@ -191,7 +191,7 @@ class TaskPool:
         except OSError as error:
             reason = error.strerror or str(error)
             raise ConfigError(f"the pool '{path}' cannot be read: {reason}; give a file of TaskPool.save") from error
-        except (pyarrow.ArrowException, ValueError) as error:
+        except (pyarrow.ArrowException, ValueError, RecursionError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"'{path}' is no sound pool ({error}); give a file of TaskPool.save") from error

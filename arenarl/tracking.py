@@ -6,7 +6,7 @@ A run folder holds:
 |---|---|---|
 | `config.json` | once, at the start | the resolved configuration |
 | `episodes.jsonl` | a line per episode | `episode_record`: tokens, messages, tool events, checklist, reward, advantage |
-| `groups.jsonl` | a line per group | `group_record`: the task, the members, the games of the tournament |
+| `groups.jsonl` | a line per group | `group_record`: the task, the members, the games of the tournament, the tasks that were written, the coach's note |
 | `metrics.jsonl` | a line per step | `{"step": 3, "reward/score_mean": 0.41, ...}` |
 | `summary.json` | once, at the end | what the run achieved |
 
@@ -96,12 +96,20 @@ def episode_record(group: EpisodeGroup, index: int, *, step: int) -> dict[str, A
 def group_record(group: EpisodeGroup, *, step: int) -> dict[str, Any]:
     """The line of a group: as `EpisodeGroup`, with the ids of its episodes in place of the episodes.
 
-    What a judge's answer leaves empty (no words, no tokens, no halves) is left out of it.
+    What a judge's answer leaves empty (no words, no tokens, no halves) is left out of it. Of the attempts that saw a coach's
+    note there is what they achieved and answered: nobody trains on their tokens.
     """
     record = {"step": step, **plain(group), "episodes": [e.episode_id for e in group.episodes]}
     record["games"] = [_lean_game(game) for game in group.games]
     record["marks"] = [[lean(mark) for mark in given] for given in group.marks]
+    if group.lesson:
+        record["lesson"] = plain(group.lesson) | {"episodes": [_achieved(e) for e in group.lesson.episodes]}
     return record
+
+
+def _achieved(episode: Episode) -> dict[str, Any]:
+    names = ("episode_id", "outcome", "detail", "checklist", "score")
+    return {**{name: getattr(episode, name) for name in names}, "answer": episode.trajectory.answer}
 
 
 def _lean_game(game: Game) -> dict[str, Any]:

@@ -58,6 +58,7 @@ class TurnLock:
 
 _computing = TurnLock()
 """One core of the process computes at a time: vLLM's CPU kernels share one scratch buffer, and two at once corrupt the heap."""
+_living: set[CoreThread] = set()  # changes by turns
 
 
 def end_with_parent() -> None:
@@ -99,17 +100,20 @@ class CoreThread:
         import torch
         from vllm.v1.engine.core import EngineCoreProc
 
-        set_num_threads = torch.set_num_threads
         launch = {
             k: v for k, v in launch.items() if k not in ("local_engine_count", "start_index", "local_start_index")
         }
         try:
             with _computing:  # it computes to measure itself
-                self._core = core = EngineCoreProc(**launch, engine_index=0)
+                set_num_threads = torch.set_num_threads
+                try:
+                    self._core = core = EngineCoreProc(**launch, engine_index=0)
+                    _living.add(self)
+                finally:
+                    torch.set_num_threads = set_num_threads  # vLLM's CPU worker switches it off for the whole process
             core.step_fn = _in_turn(core.step_fn)
-            torch.set_num_threads = set_num_threads  # vLLM's CPU worker switches it off for the whole process
             if not self.manager_stopped.is_set():
-                self._core.run_busy_loop()
+                core.run_busy_loop()
         except SystemExit:
             pass
         except BaseException:
@@ -119,9 +123,23 @@ class CoreThread:
                 self._core._send_engine_dead()
         finally:
             if self._core is not None:
-                self._core.shutdown()
+                self._end(self._core)
             self._over.set()
             self._life.close()
+
+    def _end(self, core: EngineCoreProc) -> None:
+        """Take a core down. vLLM's parallel groups belong to the process: the last core alone takes them along."""
+        from vllm.v1.engine import core as of_cores
+
+        with _computing:
+            _living.discard(self)
+            cleanup = of_cores.cleanup_dist_env_and_memory
+            if _living:
+                of_cores.cleanup_dist_env_and_memory = lambda: None
+            try:
+                core.shutdown()
+            finally:
+                of_cores.cleanup_dist_env_and_memory = cleanup
 
     def shutdown(self, timeout: float | None = None) -> None:
         from vllm.v1.engine import EngineCoreRequestType
@@ -177,12 +195,12 @@ def core_in(place: Literal["process", "thread"]) -> Iterator[None]:
     from vllm.v1.engine import utils
     from vllm.v1.engine.core import EngineCoreProc
 
-    if vllm.__version_tuple__[:2] != SUPPORTED:
-        if place == "thread":
-            log.warning("core='thread' needs vLLM %d.%d, not %s: using a process", *SUPPORTED, vllm.__version__)
-        yield
-        return
     with _launching:
+        if vllm.__version_tuple__[:2] != SUPPORTED:
+            if place == "thread":
+                log.warning("core='thread' needs vLLM %d.%d, not %s: using a process", *SUPPORTED, vllm.__version__)
+            yield
+            return
         manager, entry = utils.CoreEngineProcManager, EngineCoreProc.run_engine_core
         if place == "thread":
             utils.CoreEngineProcManager = CoreThread  # type: ignore[misc, assignment]

@@ -51,7 +51,8 @@ class RubricTasks:
     Args:
         train, heldout: a ``.parquet`` pool, any other file in ECR format, or None for the base's tasks. ``heldout`` may
             be "embedded".
-        grader: "module:Class" of a `Grader`. One object serves all checklists; `begin_step` and `aclose` are passed on.
+        grader: "module:Class" of a `Grader`. One object serves all checklists; `begin_step` and `aclose` are passed on to it,
+            and to the base.
 
     Raises:
         ConfigError: for a file or a task that is refused, a request that is in both files, or a base or grader that is
@@ -109,14 +110,16 @@ class RubricTasks:
         return Checklist(items_from_data(task.data, task_id=task.task_id), grader=self.grader, task=task)
 
     def begin_step(self, version: int) -> None:
-        """The grader's budget is full again."""
-        if begin_step := getattr(self.grader, "begin_step", None):
-            begin_step(version)
+        """The budgets of the grader and of the base are full again."""
+        for part in (self.grader, self._base):
+            if begin_step := getattr(part, "begin_step", None):
+                begin_step(version)
 
     async def aclose(self) -> None:
-        """Close what the grader holds."""
-        if aclose := getattr(self.grader, "aclose", None):
-            await aclose()
+        """Close what the grader and the base hold."""
+        for part in (self.grader, self._base):
+            if aclose := getattr(part, "aclose", None):
+                await aclose()
 
     def _base_quality(self, task: Task, trajectory: Trajectory) -> float | None:
         """The base's verdict for evaluations, on tasks of the base; what it would be for others is not known."""
@@ -136,8 +139,12 @@ class RubricTasks:
                 raise ConfigError(f"the pool '{path}' holds no task; fill it, or give another file")
         else:
             tasks = load_ecr(path)
-        for task in tasks:
-            self.checklist(task)  # what is malformed is refused here, not in the middle of a run
+        for task in tasks:  # what is malformed is refused here, not in the middle of a run
+            if not (_has_rubric(task) and self.checklist(task).items):
+                raise ConfigError(
+                    f"task {task.task_id!r} of '{path}' has neither rubrics nor expected_tools, so nothing could be checked; "
+                    "take it out"
+                )
         return tasks
 
     def _check_apart(self) -> None:

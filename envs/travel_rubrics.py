@@ -12,9 +12,8 @@ small letters. What the answer says is read by `arenarl.envs.travel.parse_answer
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, Literal
 
 from arenarl.envs.travel import WISHES, Claim, parse_answer, parse_table
@@ -49,6 +48,11 @@ class Assertion:
     label: str = ""
     name: str = ""
     number: int = 0
+
+    @property
+    def joint(self) -> bool:
+        """Whether it is about more than one line of an answer."""
+        return self.kind in ("total", "takes")
 
 
 _LABEL = rf"(?P<label>{'|'.join((*CATEGORIES, *RIDES, 'weather', 'event', 'way'))})"
@@ -196,9 +200,19 @@ def world_truth(task: Task, world: World) -> bool:
         return False
     if any(assertion and assertion.label == "event" for assertion, _ in rubrics):
         choices.setdefault("event", _events(task.prompt, world))
-    answers = (_claims(dict(zip(choices, rows, strict=True))) for rows in product(*choices.values()))
-    tools = {*LABELS_BY_TOOL}
-    return any(all(holds(a, claims, tools) == good for a, good in rubrics if a) for claims in answers)
+    joint = [(a, good) for a, good in rubrics if a and a.joint]
+    alone = [(a, good) for a, good in rubrics if a and not a.joint]
+    lines = {
+        label: [line for line in map(_claim, rows) if _meets({label: line}, [r for r in alone if r[0].label == label])]
+        for label, rows in choices.items()
+    }
+    absent = [rubric for rubric in alone if rubric[0].label not in lines]
+    return _meets({}, absent) and any(_meets(claims, joint) for claims in _answers(lines))
+
+
+def _meets(claims: Claims, rubrics: Sequence[tuple[Assertion, bool]]) -> bool:
+    """Whether the assertions of an honest answer are what they should be, all tools having been called."""
+    return all(holds(assertion, claims, {*LABELS_BY_TOOL}) == good for assertion, good in rubrics)
 
 
 def _choices(task: Task, world: World) -> dict[str, list[Row]] | None:
@@ -267,12 +281,26 @@ def _table(tool: ExpectedTool, world: World) -> list[Row] | None:
         return None
 
 
-def _claims(rows: Mapping[str, Row]) -> dict[str, Claim]:
-    """The lines of an honest answer, the cheaper ride taken if there are two."""
-    claims = {
-        label: Claim(name=_name(row), numbers={unit: int(row[unit]) for unit in ("usd", "celsius") if unit in row})
-        for label, row in rows.items()
-    }
-    if all(ride in claims for ride in RIDES):
-        claims["take"] = Claim(name=min(RIDES, key=lambda ride: claims[ride].numbers["usd"]), numbers={})
-    return claims
+def _claim(row: Row) -> Claim:
+    return Claim(name=_name(row), numbers={unit: int(row[unit]) for unit in ("usd", "celsius") if unit in row})
+
+
+def _answers(lines: Mapping[str, Sequence[Claim]]) -> Iterator[dict[str, Claim]]:
+    """Answers of one claim for each label, the cheaper ride taken if there are two.
+
+    One for each price of the rides and sum of the rest, since these are all that `Assertion.joint` looks at: their number grows
+    with the sums, not with the combinations.
+    """
+    answers: dict[tuple[int, ...], dict[str, Claim]] = {(): {}}
+    for label, claims in lines.items():
+        longer = [{**answer, label: claim} for answer in answers.values() for claim in claims]
+        answers = {_prices(answer): answer for answer in longer}
+    for answer in answers.values():
+        if all(ride in answer for ride in RIDES):
+            answer["take"] = Claim(name=min(RIDES, key=lambda ride: answer[ride].numbers["usd"]), numbers={})
+        yield answer
+
+
+def _prices(answer: Mapping[str, Claim]) -> tuple[int, ...]:
+    rides = [answer[ride].numbers["usd"] for ride in RIDES if ride in answer]
+    return *rides, sum(claim.numbers.get("usd", 0) for label, claim in answer.items() if label not in RIDES)

@@ -103,6 +103,12 @@ async def test_superfluous_calls_have_their_price():
     assert free.rewards == (1.0, 1.0)
 
 
+async def test_calls_for_a_task_that_expects_none_are_free():
+    attempts = group(episode(0, "a", call("poi_search", CAFE, ROW), score=1.0), episode(1, "a", score=0.5))
+    priced = ARISESolverConfig().training(superfluous_price=0.15)
+    assert (await ARISESolver.score_group(attempts, priced, judged_by(RubricJudge()))).rewards == (1.0, 0.4)
+
+
 def test_the_papers_settings_are_the_defaults_and_odd_ones_are_refused():
     c = ARISESolverConfig()
     assert (c.group_size, c.temperature, c.max_turns, c.bonus) == (16, 0.8, 41, 0.2)
@@ -214,6 +220,19 @@ def test_settings_that_cannot_work_are_refused(setting, said):
 def test_a_generator_without_an_executor_says_what_to_set():
     with pytest.raises(ConfigError, match=r"no executor is set.*RunnerExecutor"):
         config(executor="").build_executor()
+    assert config(executor="", difficulty="none").build_executor() is None
+
+
+async def test_without_an_executor_valid_tasks_are_paid_alike_and_nobody_tries_them():
+    scores = await scored(writer(0, draft()), writer(1, "junk"), executor=None, difficulty="none")
+    assert scores.rewards == (1.0, 0.0) and scores.generated[0].runs == 0 and scores.generated[0].outage == ""
+
+
+def test_what_is_no_executor_is_refused():
+    with pytest.raises(ConfigError, match=r"'arenarl\.novelty:Novelty' has no method attempt"):
+        config(executor="arenarl.novelty:Novelty").build_executor()
+    with pytest.raises(ConfigError, match=r"executor_config=\['a'\] must be a mapping"):
+        config(executor="arenarl.novelty:Novelty", executor_config=["a"]).build_executor()
 
 
 def test_a_copy_of_the_memory_is_apart_from_the_original():

@@ -58,6 +58,8 @@ def test_overrides_are_literals_where_they_read_as_one():
     assert parse_overrides(["lr=3e-4", "run_dir=None", "env=a.b:C", "judge_config={'noise': 0.1}", "x=a=b"]) == {
         "lr": 3e-4, "run_dir": None, "env": "a.b:C", "judge_config": {"noise": 0.1}, "x": "a=b",
     }  # fmt: skip
+    odd = ["{[]: 1}", "(" * 5000, "-" * 100_000 + "1"]
+    assert [parse_overrides([f"x={text}"])["x"] for text in odd] == odd
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         parse_overrides(["=3"])
 

@@ -1,6 +1,10 @@
 """Co-evolution: its tables on made-up runs, and one real cycle of everything: engines, executor, coach, learner, pool."""
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,20 +66,101 @@ def test_each_arm_takes_one_part_away():
     )
 
 
+def command(*words: str) -> str:
+    """Run a command to its end in a session of its own; its output. No process of it is left."""
+    process = subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    output, _ = process.communicate(timeout=500)
+    assert process.returncode == 0, output
+    return output
+
+
 @pytest.mark.timeout(600)
 def test_a_cycle_trains_both_and_leaves_a_pool(tmp_path):
-    pool, scale = TaskPool(), arise.Scale(cycles=1, generator_steps=2, solver_steps=2, seeds=15)
-    start, end = arise.coevolve("full", seed=0, scale=scale, pool=pool)
+    small = ("--cycles", "1", "--generator-steps", "2", "--solver-steps", "2", "--workers", "1")
+    output = command("experiments/arise.py", "--out", str(tmp_path), "--arms", "full", "--seeds", "0", *small)
+    assert "| `full` | 1 |" in output and (tmp_path / arise.PLOT).exists()
+    start, end = sweep.load(tmp_path)[0]["curve"]
     assert (start["step"], end["step"]) == (0, 1) and 0 < start["checklist"] < 1 and 0 < end["checklist"] < 1
     assert len(end["generator"]) == len(end["solver"]) == 2
-    step = end["generator"][1]
-    assert 0 < step["task/valid_share"] <= 1 and 0 <= step["task/pass_rate"] <= 1
-    assert "lesson/gap_mean" in step  # the coach spoke, and what its notes are worth was measured
-    assert 0 < len(pool) <= 15 and all(entry.runs == 8 for entry in pool)
-    pool.save(tmp_path / "pool.parquet")
-    kept = TaskPool.load(tmp_path / "pool.parquet")
-    assert [entry.task for entry in kept] == [entry.task for entry in pool]
-    for entry in kept:  # each item names an observation of the episode that wrote it, and quotes it
+    assert all(0 < step["task/valid_share"] <= 1 and 0 <= step["task/pass_rate"] <= 1 for step in end["generator"])
+    assert any("lesson/gap_mean" in step for step in end["generator"])  # a coach spoke, and its notes were measured
+    pool = TaskPool.load(tmp_path / arise.POOLS / "full-0.parquet")
+    assert 0 < len(pool) <= 48 and all(entry.runs == 8 and entry.cycle == 1 for entry in pool)
+    for entry in pool:  # each item names an observation of the episode that wrote it, and quotes it
         for item in entry.task.data["rubrics"]:
             seen = entry.observations[item["evidence"]["observation"] - 1]
             assert " ".join(item["evidence"]["quote"].lower().split()) in " ".join(seen.lower().split())
+    assert "search" in command("-m", "arenarl.cli", "pool", "show", str(tmp_path / arise.POOLS / "full-0.parquet"))
+
+
+DOWN = """
+from arenarl.algorithms.{module} import {name}
+from arenarl.algorithms.rg_sed import RGSED
+
+AWAY = {{"base_url": "http://127.0.0.1:9/v1", "model": "none", "max_attempts": 1}}
+
+def config():
+    coach = RGSED(coach="arenarl.coach:LLMCoach", coach_config=AWAY, memory_rollouts=2)
+    return (
+        {name}()
+        .environment("{env}", env_config={env_config})
+        .agent(model_path="{model}", temperature=1.0, max_model_len=1024, max_num_seqs=32, max_tokens={tokens}, engine_core="thread")
+        {generator}
+        .training(group_size=4, groups_per_step=1, max_staleness=0, num_steps=2, extra_streams=[coach])
+        .env_runners(num_env_runners=0)
+        .evaluation(evaluation_duration=2)
+    )
+"""
+EXECUTOR = """.generator(solver_runs=2, executor="arenarl.executor:EndpointExecutor",
+                   executor_config={{"env": "arenarl.envs.rubric_tasks:RubricTasks", **AWAY}})"""
+
+
+def run_down(folder: Path, **about: object) -> list[dict]:
+    """The metrics of a run of two steps in which every endpoint is at a port where nobody listens."""
+    (folder / "down.py").write_text(DOWN.format(**{"generator": "", "env_config": {}, **about}))
+    command("-m", "arenarl.cli", "train", str(folder / "down.py"), "--run-dir", str(folder / "run"))
+    steps = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    return [step for step in steps if "group/flat_share" in step]
+
+
+@pytest.mark.timeout(300)
+def test_a_generator_goes_on_without_executor_and_coach(tmp_path):
+    steps = run_down(
+        tmp_path, module="arise_generator", name="ARISEGeneratorConfig", env="arenarl.envs.travel_generator:TravelGenerator",
+        model="experiments/tiny_agent/arise", tokens=420, generator=EXECUTOR.format(),
+    )  # fmt: skip
+    assert len(steps) == 2 and all(
+        "task/pass_rate" not in step for step in steps
+    )  # nothing was solved, nothing made up
+    assert all(step["lesson/outage_share"] == 1.0 for step in steps if "lesson/outage_share" in step)
+    valid = sum(step["task/valid_share"] for step in steps)
+    assert (sum(step["task/outage_share"] for step in steps) > 0) == (valid > 0)
+
+
+@pytest.mark.timeout(300)
+def test_a_generator_that_writes_junk_alone_is_counted_and_moves_nothing(tmp_path):
+    steps = run_down(
+        tmp_path, module="arise_generator", name="ARISEGeneratorConfig", env="arenarl.envs.travel_generator:TravelGenerator",
+        model="experiments/tiny_agent/model", tokens=40, generator=EXECUTOR.format(),
+    )  # fmt: skip
+    assert [step["task/valid_share"] for step in steps] == [0.0, 0.0] and [
+        step["group/flat_share"] for step in steps
+    ] == [1.0, 1.0]
+    refused = [sum(v for k, v in step.items() if k.startswith("task/refused_")) for step in steps]
+    assert refused == pytest.approx([1.0, 1.0]) and [step["policy/noop"] for step in steps] == [1.0, 1.0]
+
+
+@pytest.mark.timeout(300)
+def test_a_solver_without_its_grader_has_no_reward(tmp_path):
+    away = {"base_url": "http://127.0.0.1:9/v1", "model": "none", "max_attempts": 1}
+    rubric = [{"query": "Find a cafe in Oslo.", "metadata": {"rubrics": ["The answer names one cafe."]}}]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(record) + "\n" for record in rubric))
+    steps = run_down(
+        tmp_path, module="arise_solver", name="ARISESolverConfig", env="arenarl.envs.rubric_tasks:RubricTasks",
+        model="experiments/tiny_agent/model", tokens=64,
+        env_config={"train": str(tmp_path / "tasks.jsonl"), "grader": "arenarl.grader:LLMGrader", "grader_config": away},
+    )  # fmt: skip
+    assert all("reward/score_mean" not in step and step["group/incomplete_share"] == 1.0 for step in steps)
+    assert [step["policy/noop"] for step in steps] == [1.0, 1.0]

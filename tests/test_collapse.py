@@ -69,6 +69,13 @@ def test_differences_are_paired_by_seed():
     assert math.isnan(sweep.paired(RUNS, "even_graph", "anchor", "checklist")[0])
 
 
+def test_a_last_value_that_is_missing_is_nan():
+    runs = [{"arm": "a", "seed": seed, "curve": [{"step": 0, "x": value}]} for seed, value in enumerate((0.5, None))]
+    last = sweep.final(runs, "a", "x")
+    assert last[0] == 0.5 and math.isnan(last[1])
+    assert math.isnan(sweep.paired([*runs, *({**run, "arm": "b"} for run in runs)], "a", "b", "x")[0])
+
+
 def test_curves_have_a_row_for_each_finished_seed():
     steps, values = sweep.curves(RUNS, "even_graph", "win_rate")
     assert steps == [0, 8, 16]
@@ -78,7 +85,9 @@ def test_curves_have_a_row_for_each_finished_seed():
 
 def test_a_resumed_folder_plays_what_is_missing_or_failed(tmp_path):
     write(tmp_path, RUNS)
-    todo = sweep.missing(sweep.load(tmp_path, collapse.ARMS), ["pointwise", "anchor", "even_graph"], [0, 1, 2], SETTINGS)
+    todo = sweep.missing(
+        sweep.load(tmp_path, collapse.ARMS), ["pointwise", "anchor", "even_graph"], [0, 1, 2], SETTINGS
+    )
     assert todo == [("anchor", 0), ("anchor", 1), ("anchor", 2), ("even_graph", 2)]
 
 

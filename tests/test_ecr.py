@@ -102,6 +102,9 @@ def test_a_rubric_may_be_an_object_with_a_weight(tmp_path: Path, key: str):
         ({"query": "q", "metadata": {"rubrics": [7]}}, "r1, is '7'"),
         ({"query": "q", "metadata": {"rubrics": [{"text": "a", "weight": 0}]}}, "r1, has weight=0"),
         ({"query": "q", "metadata": {"expected_tools": [{"arguments": {}}]}}, "expected_tools, entry 1"),
+        ({"query": "q", "metadata": {"rubrics": [{"text": "a", "weight": 10**400}]}}, "r1, has weight=100"),
+        ({"query": "q", "metadata": {"rubrics": ["a"], "expected_tools": {}}}, "expected_tools is a dict; give a list"),
+        ({"query": "q", "metadata": {"rubrics": ["a"], "expected_tools": ""}}, "expected_tools is a str; give a list"),
         ({"query": "q", "metadata": {}}, "neither rubrics nor expected_tools"),
         ({"query": "q", "id": 3, "metadata": {"rubrics": ["a"]}}, "id must be a text that is not empty, got 3"),
         ({"query": "q", "task_type": None, "metadata": {"rubrics": ["a"]}}, "task_type must be a text"),
@@ -126,6 +129,14 @@ def test_a_file_without_tasks_is_refused(tmp_path: Path):
     (tmp_path / "tasks.jsonl").write_bytes(b"\xff\xfe{}")
     with pytest.raises(ConfigError, match="is not UTF-8 text"):
         load_ecr(tmp_path / "tasks.jsonl")
+
+
+def test_a_record_of_many_levels_is_refused_and_null_tools_are_none(tmp_path: Path):
+    deep = '{"query": "q", "metadata": {"rubrics": ["a"]}, "x": ' + "[" * 900 + "]" * 900 + "}"
+    with pytest.raises(ConfigError, match="line 2: it is nested too deeply"):
+        load_ecr(write(tmp_path, TRAVEL, deep))
+    (task,) = load_ecr(write(tmp_path, {"query": "q", "metadata": {"rubrics": ["a"], "expected_tools": None}}))
+    assert task.data["expected_tools"] == []
 
 
 def test_half_a_surrogate_pair_does_not_reach_a_tokenizer(tmp_path: Path):

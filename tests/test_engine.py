@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from arenarl.engine import EngineConfig, VLLMEngine, check_request
 from arenarl.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest, WeightUpdateFailed
 from arenarl.types import Completion, SamplingParams
+from arenarl.vllm_thread import TurnLock
 from tests.processes import descendants
 
 BOUND = 1e-4  # float32 log-probs of two implementations
@@ -272,6 +274,65 @@ async def test_cancelling_ends_the_request_in_the_engine_too(engine):
     with pytest.raises(asyncio.CancelledError):
         await task
     assert engine.num_unfinished() == 0
+
+
+def test_a_turn_is_taken_by_one_at_a_time_and_given_back_after_an_error():
+    lock, inside, most = TurnLock(), [], []
+
+    def work():
+        for _ in range(200):
+            with lock:
+                inside.append(1)
+                os.sched_yield()
+                most.append(len(inside))
+                inside.pop()
+
+    with pytest.raises(KeyError), lock:
+        raise KeyError("work")
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert most == [1] * 800
+
+
+def test_turns_go_by_arrival_so_nobody_can_keep_the_others_out():
+    lock, order = TurnLock(), []
+
+    def visit(name):
+        with lock:
+            order.append(name)
+
+    visitors = [threading.Thread(target=visit, args=(n,), daemon=True) for n in range(5)]
+    with lock:
+        for n, visitor in enumerate(visitors):
+            visitor.start()
+            while len(lock._waiting) == n:
+                os.sched_yield()
+    visit("again")  # at once, as a core does that has more work
+    assert order == [0, 1, 2, 3, 4, "again"]
+
+
+async def test_two_engines_of_one_process_work_at_once_and_one_outlives_the_other(engine, model, tiny_model_dir):
+    config = EngineConfig(model=str(tiny_model_dir), core="thread", max_model_len=256, kv_cache_bytes=8 << 20)
+    second = VLLMEngine(config, engine_id="second")
+    await push(engine, dict(model.named_parameters()))
+    asked = [prompt(5 + i, start=i) for i in range(32)]
+
+    def load(on: VLLMEngine) -> list:
+        return [sample(on, ids, SamplingParams(max_tokens=100, seed=i), f"both-{i}") for i, ids in enumerate(asked)]
+
+    early = [asyncio.create_task(one) for one in load(engine)]  # while the second one starts
+    try:
+        await second.start()
+        done = await asyncio.gather(*early, *load(second))
+        late = await started(engine, prompt(9), max_tokens=1500)
+    finally:
+        await second.shutdown()
+    assert [len(d.token_ids) for d in done] == [100] * 64
+    assert max(gap(model, ids, d) for ids, d in zip(asked * 2, done, strict=True)) < BOUND
+    assert gap(model, prompt(9), await late[0]) < BOUND and len(late[0].result().token_ids) == 1500
 
 
 async def test_abort_returns_what_there_is(engine):

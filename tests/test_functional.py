@@ -289,14 +289,15 @@ def test_false_alarms_of_the_gates_with_a_memory_that_does_nothing():
     """Eight against eight, 4,000 groups: papers.md 2.3 for the threshold; at most 10 % open by the standard error."""
     rng = np.random.default_rng(0)
     for sd, expected in ((0.1, 0.16), (0.2, 0.31), (0.3, 0.37), (1.0, None)):
-        opened = {"threshold": 0.0, "sigmoid": 0.0, "stderr": 0.0}
+        opened, weight = {"threshold": 0.0, "sigmoid": 0.0, "stderr": 0.0}, 0.0
         for plain, conditioned in rng.normal(0.5, sd, (4000, 2, 8)).tolist():
             delta, stderr = reward_gap(plain, conditioned)
             for kind in opened:
                 opened[kind] += (sed_gate(delta, stderr=stderr, kind=kind) >= 0.5) / 4000
+            weight += sed_gate(delta, stderr=stderr) / 4000
         assert opened["sigmoid"] == opened["threshold"]  # half-way is at tau: it only smears
         assert expected is None or opened["threshold"] == pytest.approx(expected, abs=0.02)
-        assert opened["stderr"] <= 0.10
+        assert opened["stderr"] <= 0.10 and weight <= 0.10  # nor do gates that open a little add up to more
 
 
 def test_a_note_that_helps_much_opens_the_gate_by_the_standard_error():

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arenarl.generated import MAX_CHARS, Draft, Refused, draft_task, generator_checklist, read_draft, ungrounded
+from arenarl.generated import (
+    MAX_CHARS, MAX_QUERY_CHARS, MAX_TEXT_CHARS, MAX_TOOLS, Draft, Refused, draft_task, generator_checklist, read_draft, ungrounded,
+)  # fmt: skip
 from arenarl.rubric import ChecklistItem, Evidence, items_from_data
 from arenarl.types import Task, ToolCall, ToolEvent, ToolResult, Trajectory
 
@@ -98,6 +100,10 @@ REFUSED = [
     (written() * 2, "two_objects: '{"),
     (written(query=None), "no_query: query is None"),
     (written(query=" ?! "), "no_query: query is ' ?! '"),
+    (written(query="q" * (MAX_QUERY_CHARS + 1)), "too_long: the query has 4001 characters, more than 4000"),
+    (rubrics({}, {"text": "a" * (MAX_TEXT_CHARS + 1)}, {}), "items: text or evidence of r2 has 1001 characters"),
+    (rubrics({}, {}, {"evidence": "a" * 1001}), "items: text or evidence of r3 has 1001 characters, more than 1000"),
+    (written(expected_tools=[CAFE] * (MAX_TOOLS + 1)), "tools: expected_tools must be at most 20, found 21"),
     (written(rubrics="none"), "items: rubrics must be a list of 3 to 8, found 'none'"),
     (written(rubrics=TASK["rubrics"][:2]), "items: rubrics must be a list of 3 to 8, found 2"),
     (written(rubrics=TASK["rubrics"] * 3), "items: rubrics must be a list of 3 to 8, found 9"),
@@ -199,12 +205,29 @@ def test_without_a_successful_observation_nothing_is_grounded():
         ({"observation": 2, "evidence": "Moonday"}, "r2 names observation 2, a failed call (tool_error)"),
         ({"observation": 3}, "r2 quotes 'lotus \\n 12', which observation 3 does not say"),
         ({"evidence": "Lotus 13"}, "r2 quotes 'Lotus 13', which observation 1 does not say"),
+        ({"evidence": "Lotus 1"}, "r2 quotes 'Lotus 1', which observation 1 does not say"),
+        ({"evidence": "o"}, "r2 quotes 'o', which observation 1 does not say"),
+        ({"evidence": "2 7"}, "r2 quotes '2 7', which observation 1 does not say"),
         ({"evidence": " \n"}, "r2 has no quote"),
         ({"evidence": "..."}, "r2 has no quote"),
     ],
 )
 def test_each_rubric_must_quote_a_result_that_there_was(change: dict[str, Any], detail: str):
     assert ungrounded(draft(rubrics({}, change, {})), EVENTS) == Refused("ungrounded", detail)
+
+
+@pytest.mark.parametrize(
+    ("quote", "yes", "no"),
+    [
+        ("7", "17 7", "17 72"), ("a", "cafe a", "cafe"), ("12", "$12usd", "312"), ("lotus", "(Lotus)", "Lotuses"),
+        ("咖啡", "河内咖啡馆", "河内"), ("$1", "x$1", "$12"), ("1, 2", "11, 2 1, 2", "1, 23"),
+    ],
+)  # fmt: skip
+def test_a_quote_holds_whole_words_and_numbers(quote: str, yes: str, no: str):
+    item = ChecklistItem(name="own", text="It is nice.", evidence=Evidence(observation=1, quote=quote))
+    assert ungrounded(Draft(query="q", items=(item,)), [event("look", yes)]) is None
+    refused = ungrounded(Draft(query="q", items=(item,)), [event("look", no)])
+    assert refused == Refused("ungrounded", f"own quotes {quote!r}, which observation 1 does not say")
 
 
 def test_a_rubric_without_evidence_is_not_grounded():

@@ -137,14 +137,14 @@ async def test_what_was_graded_comes_from_the_cache(tmp_path):
     assert len(server.requests) == 2
 
 
-async def test_a_server_that_is_down_leaves_the_code_items_their_score():
+async def test_a_server_that_is_down_is_no_score_though_code_items_are_met():
     with FaultEndpoint(status(404)) as server:
         grader = LLMGrader(base_url=server.url, model="m")
         by_code = ChecklistItem(name="answered", check=lambda t: t.answer is not None)
         checklist = Checklist([by_code, item("Fine.", gate=True)], grader=grader, task=TASK)
         results = await checklist.run(SEEN)
         await grader.aclose()
-    assert (results, checklist.score(results)) == ({"answered": True, "Fine.": None}, 1.0)
+    assert (results, checklist.score(results)) == ({"answered": True, "Fine.": None}, None)
     assert grader.last_outage.startswith("refused: ")
 
 
@@ -187,6 +187,26 @@ async def test_many_items_are_several_requests_and_one_that_fails_costs_its_own_
     assert counted(grader) == (5, 0, 2)
     shown = [re.findall(r"Assertion \d", asked["messages"][1]["content"]) for asked in grader.endpoint.asked]
     assert shown == [["Assertion 0", "Assertion 1"], ["Assertion 2", "Assertion 3"], ["Assertion 4"]]
+
+
+class Broken(Deaf):
+    """An endpoint that fails at the second request, and keeps the first one waiting."""
+
+    async def complete(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Reply | Outage:
+        self.asked.append(options)
+        if len(self.asked) == 2:
+            raise OSError("no more files")
+        try:
+            return await super().complete(messages)
+        finally:
+            self.name = "ended"
+
+
+async def test_an_endpoint_that_breaks_leaves_no_request_behind():
+    grader = LLMGrader(endpoint=Broken([]), max_items=1)
+    with pytest.raises(OSError, match="no more files"):
+        await grader.grade(ITEMS[:2], SEEN, TASK)
+    assert grader.endpoint.name == "ended"
 
 
 async def test_an_answer_that_is_not_there_meets_nothing_and_is_not_asked_about():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 
 from arenarl.chat import ChatRenderer
 from arenarl.envs.travel import TravelTasks
-from arenarl.errors import ConfigError
+from arenarl.errors import ConfigError, EngineUnavailable
 from arenarl.mcp.hub import ServerHub
 from arenarl.player import EpisodePlayer, Job, RolloutLimits
+from arenarl.rollout import RolloutLoop
 from arenarl.tool_calls import HERMES
-from arenarl.types import Completion, Episode, Memory, Message, Outcome, SamplingParams, Segment
+from arenarl.types import Completion, Episode, EpisodeGroup, Memory, Message, Outcome, SamplingParams, Segment
 from tests.chat_templates import NEWLINE, TEMPLATES, make_tokenizer
 
 # SmolLM2's: a system turn of its own if there is none, and no place for tools. Llama's: tools stand in the first user turn.
@@ -236,3 +238,45 @@ async def test_a_template_that_hides_the_system_message_is_said_before_anything_
     with pytest.raises(ConfigError, match="shows it 0 times"):
         await attempt(hub, engine, Memory(text=NOTE))
     assert engine.prompts == []
+
+
+# --- the loop ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Halting(Script):
+    """Fails for the group "bad" once another request is in flight, which waits for ever."""
+
+    engine_id: str = "halting"
+    busy: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: list[str] = field(default_factory=list)
+
+    async def start(self) -> None: ...
+
+    async def shutdown(self, timeout_s: float = 10.0) -> None: ...
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, **request: Any) -> Completion:
+        if request["request_id"].startswith("bad"):
+            await self.busy.wait()
+            raise EngineUnavailable("gone")
+        self.busy.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.ended.append(request["request_id"])
+
+
+def test_the_first_group_to_fail_apart_from_training_ends_the_others():
+    async def unscored(group: EpisodeGroup) -> EpisodeGroup:
+        return group
+
+    engine = Halting(RENDERER, [])
+    loop = RolloutLoop(engine, RENDERER, TRAVEL, unscored, RolloutLimits())
+    loop.start()
+    jobs = [Job(group_id=name, task=TASK, group_size=1, sampling=SamplingParams()) for name in ("good", "bad")]
+    try:
+        with pytest.raises(EngineUnavailable, match="gone"):
+            loop.run(jobs, 60)
+        assert engine.ended == ["good/0/2"]
+    finally:
+        loop.close()

@@ -100,6 +100,11 @@ def test_the_quote_is_marked_in_the_result_and_a_long_result_is_cut(tmp_path: Pa
     assert output.count("more") == 10 and "... 11 more lines" in output
 
 
+def test_a_result_of_one_long_line_is_cut_too(tmp_path: Path):
+    output = shown(saved(tmp_path, entry("a", observations=("Lotus 12 7 " + "x" * 100_000,))), task="a")
+    assert output.count("x") < 4100 and "... 96011 more characters" in output
+
+
 def test_a_task_without_tools_or_data_is_shown(tmp_path: Path):
     bare = PoolTask(task=Task(task_id="a", kind="k", prompt="Q"), seed_id="s", episode_id="e")
     output = shown(saved(tmp_path, bare), task="a")

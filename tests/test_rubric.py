@@ -102,7 +102,7 @@ def test_more_that_is_met_never_lowers_the_score(drawn: list[tuple[bool | None, 
     assert before is not None and after is not None and 0 <= before <= after <= 1
 
 
-@pytest.mark.parametrize("weight", [0.0, float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("weight", [0.0, float("nan"), float("inf"), float("-inf"), 1e308, 10**400])
 def test_a_weight_that_weighs_nothing_is_refused(weight: float):
     with pytest.raises(ValueError, match=f"'a' must be a number other than 0, got {weight}"):
         item("a", True, weight)
@@ -147,6 +147,15 @@ def test_judged_items_go_to_the_grader_in_one_call():
     assert list(results.items()) == [("a", True), ("code", False), ("b", None)]
     assert grader.asked == [(["a", "b"], ANSWERED, TASK)]
     assert checklist.score(results) == 0.75
+
+
+def test_what_code_checks_does_not_speak_for_an_answer_that_nobody_could_read():
+    checklist = Checklist([judged("a"), judged("b"), item("tool", True)], grader=Fixed([None, None]), task=TASK)
+    assert checklist.score({"a": None, "b": None, "tool": True}) is None
+    assert checklist.score({"tool": True}) is None
+    assert checklist.score({"a": None, "b": True, "tool": True}) == 1.0
+    gated = Checklist([judged("a"), item("gate", False, gate=True)], grader=Fixed([None]), task=TASK)
+    assert gated.score({"a": None, "gate": False}) == 0.0
 
 
 def test_without_judged_items_the_grader_is_not_called():
@@ -229,6 +238,7 @@ def test_an_item_checked_by_code_is_no_data():
         ([{"text": "a", "weight": True}], "weight=True"),
         ([{"text": "a", "weight": "2"}], "weight='2'"),
         ([{"text": "a", "weight": float("nan")}], "weight=nan"),
+        ([{"text": "a", "weight": 10**400}], "weight=10+; give a number other than 0, at most 1e"),
         ([{"text": "a", "gate": 1}], "gate=1; give true or false"),
         ([{"text": "a", "gate": True, "weight": -1}], "true only with a positive weight"),
         ([{"text": "a", "evidence": "Lotus"}], "evidence='Lotus'; give"),
@@ -262,11 +272,22 @@ def test_each_expected_call_needs_one_of_its_own():
     assert calls(FIND, FIND, items=items) == [True, True]
 
 
-def test_superfluous_calls_have_a_price_if_asked_for():
-    items = items_from_data({"expected_tools": DATA["expected_tools"]}, superfluous_weight=0.5)
-    assert (items[-1].name, items[-1].weight, len(items)) == ("tools:no_more", 0.5, 2)
-    assert calls(FIND, items=items) == [True, True]
-    assert calls(FIND, FIND, items=items) == [True, False]
+class Counted(dict):
+    """Arguments of a call that count how often they are looked into."""
+
+    looks = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.looks += 1
+        return super().get(key, default)
+
+
+def test_the_calls_of_an_attempt_are_matched_once_for_all_items():
+    items = tool_items([ExpectedTool(name="poi_search", arguments={"city": "Hanoi"})] * 30)
+    asked = Counted(city="hanoi")
+    assert sum(map(bool, calls(call("poi_search", asked, "ok"), items=items))) == 1
+    assert asked.looks == 30  # once for each expected call
+    assert calls(items=items) == [False] * 30  # of another attempt
 
 
 def test_the_tolerance_reaches_the_check():
@@ -276,9 +297,8 @@ def test_the_tolerance_reaches_the_check():
 
 
 def test_items_from_data_travel_between_processes():
-    items = items_from_data(DATA, superfluous_weight=1.0)
-    back = pickle.loads(pickle.dumps(items))
-    assert calls(FIND, items=back[3:]) == [True, True]
+    back = pickle.loads(pickle.dumps(items_from_data(DATA)))
+    assert calls(FIND, items=back[3:]) == [True]
 
 
 # --- what breaks ---------------------------------------------------------------------------------------------------

@@ -227,6 +227,16 @@ def test_a_malformed_task_of_a_pool_is_refused_at_once(tmp_path: Path):
         RubricTasks(train=tmp_path / "pool.parquet")
 
 
+@pytest.mark.parametrize("data", [{}, {"rubrics": [], "expected_tools": []}])
+def test_a_task_of_a_pool_that_nothing_checks_is_refused_at_once(tmp_path: Path, data: dict[str, Any]):
+    task = Task(task_id="g1", kind="search", prompt="A cafe?", data=data)
+    TaskPool([PoolTask(task=task, seed_id="s", episode_id="e")]).save(tmp_path / "pool.parquet")
+    with pytest.raises(
+        ConfigError, match=r"'g1' of '.*pool\.parquet' has neither rubrics nor expected_tools.*take it out"
+    ):
+        RubricTasks(train=tmp_path / "pool.parquet")
+
+
 def test_a_request_cannot_be_in_both_splits(tmp_path: Path):
     train, heldout = file(tmp_path, RECORD, name="a.jsonl"), file(tmp_path, RECORD | {"id": "h"}, name="b.jsonl")
     with pytest.raises(ConfigError, match="held-out task 'h' asks the same as training task 'research-"):
@@ -254,6 +264,16 @@ async def test_a_grader_without_budget_or_connections_needs_no_methods():
     tasks.begin_step(1)
     await tasks.aclose()
     assert not hasattr(tasks.grader, "begin_step")
+
+
+async def test_steps_and_the_end_reach_the_base_too(tmp_path: Path):
+    inner = {"train": str(file(tmp_path, RECORD)), "grader": named(CountingGrader)}
+    tasks = RubricTasks("arenarl.envs.rubric_tasks:RubricTasks", inner)
+    tasks.begin_step(3)
+    await tasks.aclose()
+    (task,) = tasks.tasks("train", 9, seed=0)
+    grader = RubricTasks.checklist(tasks._base, task).grader
+    assert isinstance(grader, CountingGrader) and grader.said == ["", "step 3", "closed"]
 
 
 def test_what_a_base_may_have_is_passed_on(tmp_path: Path):

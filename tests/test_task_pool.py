@@ -210,6 +210,7 @@ def with_column(name: str, value: Any) -> Any:
         (lambda t: t.drop_columns(["runs"]), "has not the columns of a pool"),
         (lambda t: t.append_column("more", pyarrow.array(["x"] * len(t))), "has not the columns of a pool"),
         (with_column("data", "{"), "is no sound pool .Expecting"),
+        (with_column("data", "[" * 20_000), "is no sound pool .maximum recursion"),
         (with_column("data", "[]"), "is no sound pool .the data of task 'a' is no object"),
         (with_column("successes", 9), "is no sound pool .task 'a' has 9 successes in 8 runs"),
         (with_column("task_id", "a"), "task 'a' is in the pool twice"),

@@ -57,7 +57,7 @@ def tiny() -> dict[str, ModuleType]:
     sys.path.append(str(TINY))
     return {
         name: importlib.import_module(name)
-        for name in ("advice", "demonstrations", "generator_demonstrations", "warm_start")
+        for name in ("advice", "demonstrations", "written_requests", "generator_demonstrations", "warm_start")
     }
 
 
@@ -124,14 +124,14 @@ def test_the_wording_of_seeds():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("split", "count", "says"), [("test", 1, "'test' is unknown"), ("heldout", 121, "it has 120")])
-def test_seeds_that_there_are_not(split: str, count: int, says: str):
-    with pytest.raises(ConfigError, match=says):
-        GENERATOR.tasks(split, count, seed=0)
+def test_a_split_that_there_is_not():
+    with pytest.raises(ConfigError, match="'test' is unknown"):
+        GENERATOR.tasks("test", 1, seed=0)
 
 
 def test_a_whole_split_of_seeds():
-    seeds = GENERATOR.tasks("heldout", 120, seed=0)
+    seeds = GENERATOR.tasks("heldout", 500, seed=0)
+    assert len(seeds) == 120
     for kind in KINDS:
         assert {s.data["cities"][0] for s in seeds if s.kind == kind} == set(GENERATOR.world.split("heldout"))
 
@@ -279,7 +279,7 @@ async def pass_rate(tiny: dict[str, ModuleType], kind: str, hardness: float) -> 
     for n, seed in enumerate(seeds):
         task = verdict(played(writing.Writer(TOOLS, random.Random(n), 1.0, slips).play(seed, hardness)), seed)
         rng = random.Random(n)  # once more, for the needs of the same request
-        request = writing.Requester(TOOLS.world, rng, hardness).request(kind, seed.data["cities"])
+        request = tiny["written_requests"].Requester(TOOLS.world, rng, hardness).request(kind, seed.data["cities"])
         assert isinstance(task, Task) and task.prompt == request.text
         attempt = played(demos.Demonstrator(TOOLS, rng, rng.random()).play(request.task(kind)))
         marks = await Checklist(items_from_data(task.data), grader=TravelGrader(), task=task).run(attempt)
@@ -318,8 +318,8 @@ def test_a_writer_that_heeds_advice_does_not_make_the_slip(tiny: dict[str, Modul
 def test_a_third_of_the_demonstrations_have_a_note_where_the_role_has_it(tiny: dict[str, ModuleType]):
     writing = tiny["generator_demonstrations"]
     for make, place in ((writing.generator_demonstrations, "user"), (writing.solver_demonstrations, "system")):
-        memories = [memory for _, memory in make(200, seed=4) if memory]
-        assert 50 <= len(memories) <= 90
+        memories = [memory for _, memory in make(100, seed=4) if memory]
+        assert 20 <= len(memories) <= 50
         assert all(m.place == place and m.text.startswith("\nAdvice: ") and m.text.endswith(".") for m in memories)
         assert make(5, seed=4, advised=0.0) != make(5, seed=5, advised=0.0)
 
@@ -379,6 +379,12 @@ def test_training_text_with_a_note_is_rollout_text_with_a_memory(tiny: dict[str,
         assert (ids[len(prompt) :], sum(mask)) == (plain[len(prompt) - len(ids) + len(plain) :], sum(plain_mask))
 
 
+def test_a_row_drill_quotes_the_rows_that_it_is_asked_for(tiny: dict[str, ModuleType]):
+    context, items = tiny["generator_demonstrations"].row_drill(random.Random(1), ["Elm", "Fig", "Oak", "Ivy"])
+    assert context == "name usd rating\nIvy 36 8\nFig 19 9\nElm 67 6\ncheapest museum.\n"
+    assert json.loads(items) == [{"text": "The museum is Fig.", "observation": 1, "evidence": "Fig 19"}]
+
+
 def test_demonstrations_fit_the_contexts_of_the_roles(tiny: dict[str, ModuleType], renderer: ChatRenderer):
     warm, writing = tiny["warm_start"], tiny["generator_demonstrations"]
     tools = warm.tool_schemas()
@@ -410,7 +416,7 @@ def test_the_model_folder_is_whole_and_small(renderer: ChatRenderer):
     ids = renderer.encode_foreign(
         '"rubrics": [{"text": "The cafe is Lotus.", "observation": 1, "evidence": "Lotus 12"}]'
     )
-    assert len(ids) == 24
+    assert len(ids) == 20
 
 
 def test_a_memory_is_the_same_ids_in_training_and_rollout(renderer: ChatRenderer):

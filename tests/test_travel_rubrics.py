@@ -282,6 +282,23 @@ def test_a_call_that_its_tool_refuses_makes_a_task_untrue(tool: dict):
     assert truth("Find a cafe in Seoul.", ["The answer names a cafe."], [SEARCH, tool]) is False
 
 
+def test_many_calls_are_no_search_of_all_answers():
+    # 16 lists of 3 places are 6**8 answers of one place for each of 8 categories.
+    cities = ("Seoul", "Ankara")
+    calls = [
+        {"name": "poi_search", "arguments": {"city": city, "category": category}}
+        for city in cities
+        for category in CATEGORIES
+    ]
+    places = [[place.usd for city in cities for place in WORLD.search(city, category)] for category in CATEGORIES]
+    least, most = sum(map(min, places)), sum(map(max, places))
+    ask = "Plan a week in Seoul and Ankara."
+    assert truth(ask, [f"The total is at most {least} usd."], calls) is True
+    assert truth(ask, [f"The total is at most {least - 1} usd."], calls) is False
+    assert truth(ask, [f"The total is at most {most - 1} usd."], calls, weight=-1.0) is True
+    assert truth(ask, [f"The total is at most {most} usd."], calls, weight=-1.0) is False
+
+
 def test_a_fault_must_be_avoidable():
     assert truth("Find a cafe in Seoul.", ["The cafe is Summit."], [SEARCH], weight=-1.0) is True
     assert truth("Find a cafe in Seoul.", ["The answer names a cafe."], [SEARCH], weight=-1.0) is False

@@ -18,12 +18,13 @@ from pathlib import Path
 
 import torch
 from demonstrations import drill, words
-from generator_demonstrations import Demonstration, generator_demonstrations, solver_demonstrations
+from generator_demonstrations import Demonstration, generator_demonstrations, row_drill, solver_demonstrations
 from pretrain import Document, encode_conversation, encode_drill, tool_schemas, train
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from arenarl.chat import ChatRenderer
 from arenarl.envs.travel import TravelTasks
+from arenarl.envs.travel_world import PLACE_NAMES
 
 HELD = 64
 
@@ -111,7 +112,8 @@ def main() -> None:
     held = all_demonstrations(HELD, args.seed + 1000, args.written_share)
     held_documents = [encode_demonstration(renderer, tools, demonstration) for demonstration in held]
     names = words(list(TravelTasks().world.cities))
-    drills = [encode_drill(tokenizer, *drill(rng, names, 0.5)) for _ in range(10_000)]
+    texts = [row_drill(rng, PLACE_NAMES) if n % 2 else drill(rng, names, 0.5) for n in range(12_000)]
+    drills = [encode_drill(tokenizer, *text) for text in texts]
     lengths = sorted(len(ids) for ids, _ in demos)
     print(f"vocabulary {len(tokenizer)}, tokens an episode: median {lengths[len(lengths) // 2]}, most {lengths[-1]}")
     train(model, demos, drills, held_documents, args)

@@ -138,7 +138,9 @@ def curves(runs: Sequence[Run], arm: str, what: str) -> tuple[list[int], NDArray
     """Steps [T] and values [S, T] of an arm, a row for each seed that was played; nan where a value is missing."""
     rows = [run["curve"] for run in runs if run["arm"] == arm and "error" not in run]
     steps = [point["step"] for point in rows[0]] if rows else []
-    return steps, np.array([[p.get(what) for p in row] for row in rows], dtype=np.float64).reshape(len(rows), len(steps))
+    return steps, np.array([[p.get(what) for p in row] for row in rows], dtype=np.float64).reshape(
+        len(rows), len(steps)
+    )
 
 
 def final(runs: Sequence[Run], arm: str, what: str) -> dict[int, float]:

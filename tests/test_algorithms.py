@@ -47,7 +47,9 @@ async def test_grpo_standardises_scores_and_leaves_failures_out():
 
 async def test_arena_ranks_by_the_tournament():
     # four players, round robin: rewards 1, 2/3, 1/3, 0; population sd of these is 0.3727
-    scores = await ArenaRL.score_group(group(0.1, 0.9, 0.5, 0.7), arena(topology="round_robin"), judged_by(RubricJudge()))
+    scores = await ArenaRL.score_group(
+        group(0.1, 0.9, 0.5, 0.7), arena(topology="round_robin"), judged_by(RubricJudge())
+    )
     assert scores.rewards == pytest.approx((0.0, 1.0, 1 / 3, 2 / 3))
     assert scores.advantages == pytest.approx((-1.3416, 1.3416, -0.4472, 0.4472), abs=1e-3)
     assert len(scores.games) == 6
@@ -184,7 +186,9 @@ class Fifths:
 
 
 async def test_grpo_takes_the_mean_of_a_judges_marks():
-    scores = await GRPO.score_group(group(1.0, 0.5, 0.0, 0.9, failed=(3,)), GRPOConfig().training(marks=2), judged_by(Fifths()))
+    scores = await GRPO.score_group(
+        group(1.0, 0.5, 0.0, 0.9, failed=(3,)), GRPOConfig().training(marks=2), judged_by(Fifths())
+    )
     assert scores.rewards == pytest.approx((1.1, 0.6, None, None))
     assert scores.advantages == pytest.approx((1.0, -1.0, None, None), abs=1e-4)
     assert [len(given) for given in scores.marks] == [2, 2, 2, 0]

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arenarl.generated import (
-    MAX_CHARS, MAX_QUERY_CHARS, MAX_TEXT_CHARS, MAX_TOOLS, Draft, Refused, draft_task, generator_checklist, read_draft, ungrounded,
+    MAX_CHARS,
+    MAX_QUERY_CHARS,
+    MAX_TEXT_CHARS,
+    MAX_TOOLS,
+    Draft,
+    Refused,
+    draft_task,
+    generator_checklist,
+    read_draft,
+    ungrounded,
 )  # fmt: skip
 from arenarl.rubric import ChecklistItem, Evidence, items_from_data
 from arenarl.types import Task, ToolCall, ToolEvent, ToolResult, Trajectory

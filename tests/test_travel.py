@@ -531,5 +531,7 @@ def test_a_long_answer_is_read_in_no_time_to_speak_of():
     """The old pattern took time with the cube of the blanks: minutes for these."""
     for text in (" " * 20_000, "- " * 20_000 + "b", "a" * 40_000, "see\n" + " " * 9000 + "a" + " " * 9000 + "b"):
         assert parse_answer(text) == {}
-    assert parse_answer("cafe: Lotus " + "9" * 200_000 + " usd")["cafe"].numbers == {}  # no price has more than nine digits
+    assert (
+        parse_answer("cafe: Lotus " + "9" * 200_000 + " usd")["cafe"].numbers == {}
+    )  # no price has more than nine digits
     assert parse_answer("x\n" + "  -  cafe " + " " * 500 + ":  Lotus   12 usd")["cafe"].numbers == {"usd": 12}

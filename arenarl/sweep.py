@@ -145,7 +145,7 @@ def curves(runs: Sequence[Run], arm: str, what: str) -> tuple[list[int], NDArray
 
 def final(runs: Sequence[Run], arm: str, what: str) -> dict[int, float]:
     """The last value of each seed; nan where it is missing."""
-    last = {r["seed"]: r["curve"][-1][what] for r in runs if r["arm"] == arm and "error" not in r}
+    last = {r["seed"]: r["curve"][-1].get(what) for r in runs if r["arm"] == arm and "error" not in r}
     return {seed: math.nan if value is None else value for seed, value in last.items()}
 
 

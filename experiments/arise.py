@@ -150,8 +150,8 @@ def coevolve(
             learned = train(solver, scale.solver_steps)
             generator.follow(solver.learner_group.weights(), cycle)
             yield {
-                "step": cycle, **progress(solver, cycle), **written, "tasks": len(tasks), "generator": steps,
-                "solver": learned,
+                "step": cycle, **progress(solver, cycle), **(ecr_progress(solver, cycle) if cycle == scale.cycles else {}),
+                **written, "tasks": len(tasks), "generator": steps, "solver": learned,
             }  # fmt: skip
     finally:
         for algorithm in (solver, generator):

@@ -120,7 +120,7 @@ class RunnerExecutor:
             max_episodes (at once in each runner; 64), and with actors num_cpus_per_env_runner and num_gpus_per_env_runner.
 
     Raises:
-        ConfigError: an argument is refused, or actors are asked for and Ray does not run.
+        ConfigError: an argument is refused.
     """
 
     def __init__(
@@ -219,8 +219,6 @@ def solver_config(
     Raises:
         ConfigError: naming the setting, with the nearest name for an unknown one.
     """
-    import ray
-
     from arenarl.algorithm import AgentAlgorithm
     from arenarl.config import AgentConfig
     from arenarl.vllm_settings import engine_args, installed_device
@@ -229,8 +227,6 @@ def solver_config(
         raise ConfigError(
             f"num_runners={num_runners!r} must be 0 (an engine in this process) or a number of Ray actors"
         )
-    if num_runners and not ray.is_initialized():
-        raise ConfigError(f"num_runners={num_runners} needs Ray: call ray.init() first, or take num_runners=0")
     known = {*AgentConfig.SECTIONS["agent"], "max_episodes", "dtype"} - {"max_tools_tokens"}
     if num_runners:
         known |= {"num_cpus_per_env_runner", "num_gpus_per_env_runner"}

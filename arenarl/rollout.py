@@ -141,7 +141,8 @@ class RolloutLoop:
     def close(self, timeout_s: float = 20.0) -> None:
         """Stop episodes, servers and engine. May be called twice."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
+            with contextlib.suppress(RuntimeError):  # a start that failed closes the loop by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join(timeout_s)
 
     def _check_alive(self) -> None:

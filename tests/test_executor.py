@@ -232,7 +232,6 @@ async def test_a_tool_server_that_does_not_start_fails_the_episodes_without_an_o
         ({"temperature": 0}, "temperature=0 must be a positive number"),
         ({"kv_cache_bytes": 1000}, "kv_cache_bytes=1000 cannot hold"),
         ({"num_runners": -1}, "num_runners=-1 must be 0"),
-        ({"num_runners": 2}, "num_runners=2 needs Ray: call ray.init"),
         ({"episodes_per_step": 0}, "episodes_per_step=0 must be a whole number above 0"),
         ({"deadline_s": -1.0}, "deadline_s=-1.0 must be a number above 0"),
     ],
@@ -240,6 +239,12 @@ async def test_a_tool_server_that_does_not_start_fails_the_episodes_without_an_o
 def test_what_cannot_work_is_refused_before_anything_starts(settings: dict, says: str):
     with pytest.raises(ConfigError, match=says):
         runner(**settings)
+
+
+async def test_an_executor_on_actors_is_checked_without_ray():
+    executor = runner(num_runners=2)  # as preflight builds it, before a cluster is there
+    await executor.aclose()
+    assert executor.counts["attempted"] == 0
 
 
 def test_an_environment_that_is_none_is_refused():
@@ -268,6 +273,7 @@ def actors() -> list[psutil.Process]:
     return actors()
 
 
+@pytest.mark.timeout(900)
 async def test_actors_share_the_runs_and_a_killed_one_is_replaced_with_its_weights(cluster: None):
     import torch
     from transformers import AutoModelForCausalLM

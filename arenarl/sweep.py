@@ -124,10 +124,11 @@ def missing(runs: Sequence[Run], arms: Sequence[str], seeds: Sequence[int], sett
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean with its 95 % t interval over seeds: (mean, low, high); the interval is nan with fewer than 2 values."""
+    """Mean with its 95 % t interval over seeds: (mean, low, high). nan is left out; with fewer than 2 values the interval is nan."""
     from scipy.special import stdtrit  # the quantile of Student's t
 
     x = np.asarray(values, dtype=np.float64)
+    x = x[~np.isnan(x)]
     if len(x) < 2:
         return float(x.mean()) if len(x) else math.nan, math.nan, math.nan
     half = float(stdtrit(len(x) - 1, 0.975) * x.std(ddof=1) / math.sqrt(len(x)))
@@ -161,4 +162,6 @@ def paired(runs: Sequence[Run], arm: str, other: str, what: str) -> tuple[float,
 def cell(estimate: tuple[float, float, float], sign: str = "") -> str:
     """An `interval` for a table."""
     mean, low, high = estimate
+    if math.isnan(mean):
+        return ""
     return f"{mean:{sign}.3f}" + ("" if math.isnan(low) else f" ({low:{sign}.3f} to {high:{sign}.3f})")

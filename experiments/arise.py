@@ -285,7 +285,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
         for panel, x, rows in series:
             if not rows.size:
                 continue
-            mean, low, high = np.array([interval(column[~np.isnan(column)]) for column in rows.T]).T
+            mean, low, high = np.array([interval(column) for column in rows.T]).T
             panel.plot(x, mean, color=f"C{k}", label=arm, marker="o", markersize=3)
             panel.fill_between(x, low, high, color=f"C{k}", alpha=0.12, linewidth=0)
     panels[0].set(title="Solver: held-out checklist score", xlabel="cycle")

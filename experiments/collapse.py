@@ -233,7 +233,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
             steps, values = curves(runs, name, what)
             if not len(values):
                 continue
-            mean, low, high = np.array([interval(column[~np.isnan(column)]) for column in values.T]).T
+            mean, low, high = np.array([interval(column) for column in values.T]).T
             panel.plot(steps, mean, color=f"C{k}", label=f"{name} ({arm.calls} calls)", marker="o", markersize=3)
             panel.fill_between(steps, low, high, color=f"C{k}", alpha=0.12, linewidth=0)
         panel.set(title=title, xlabel="training step")

@@ -34,6 +34,8 @@ def test_a_metric_belongs_to_a_family() -> None:
     assert [metric_family(f"{name}/x/y") for name in FAMILIES] == [
         "reward",
         "group",
+        "task",
+        "lesson",
         "policy",
         "tokens",
         "time",

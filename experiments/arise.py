@@ -267,7 +267,7 @@ def _table(heads: Sequence[str]) -> list[str]:
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
-    """The Solver against cycles, and the Generator against its steps: means over seeds with 95 % t bands."""
+    """The Solver against cycles, and the Generator against its steps: means over seeds, with 95 % t bands from three on."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -287,7 +287,8 @@ def plot(runs: Sequence[Run], path: Path) -> None:
                 continue
             mean, low, high = np.array([interval(column) for column in rows.T]).T
             panel.plot(x, mean, color=f"C{k}", label=arm, marker="o", markersize=3)
-            panel.fill_between(x, low, high, color=f"C{k}", alpha=0.12, linewidth=0)
+            if len(rows) > 2:  # the interval of two seeds fills the panel and says nothing
+                panel.fill_between(x, low, high, color=f"C{k}", alpha=0.12, linewidth=0)
     panels[0].set(title="Solver: held-out checklist score", xlabel="cycle")
     for panel, title in zip(panels[1:], GENERATOR_CURVES.values(), strict=True):
         panel.set(title=f"Generator: {title}", xlabel="Generator step")

@@ -73,12 +73,10 @@ class AgentConfig(AlgorithmConfig):
         self.max_turns: int | None = None
         self.max_result_tokens = 2048  # a longer tool result is cut in the middle
         self.max_tools_tokens = 4096  # a longer listing is refused, unless allow-lists say that it is meant
-        self.generate_timeout_s = 300.0
-        self.episode_timeout_s = 600.0
+        self.generate_timeout_s, self.episode_timeout_s = 300.0, 600.0
         # the step
         self.lr = 1e-6
-        self.grad_clip = 1.0
-        self.num_epochs = 1
+        self.grad_clip, self.num_epochs = 1.0, 1
         self.group_size = 8
         self.groups_per_step = 8
         self.max_staleness = 1
@@ -92,11 +90,8 @@ class AgentConfig(AlgorithmConfig):
         self.tokens_per_microbatch = 2048
         self.dtype = "float32"
         self.num_train_tasks = 1000
-        self.extra_streams: Sequence[
-            ExtraStream
-        ] = ()  # further terms of the loss, such as arenarl.algorithms.rg_sed.RGSED
-        self.distill_form = "full"
-        self.distill_top_k = 64
+        self.extra_streams: Sequence[ExtraStream] = ()  # further terms of the loss, such as algorithms/rg_sed.py's
+        self.distill_form, self.distill_top_k = "full", 64
         # the workers
         self.max_episodes = 256
         self.stall_timeout_s = 600.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +105,7 @@ def test_more_that_is_met_never_lowers_the_score(drawn: list[tuple[bool | None, 
 
 @pytest.mark.parametrize("weight", [0.0, float("nan"), float("inf"), float("-inf"), 1e308, 10**400])
 def test_a_weight_that_weighs_nothing_is_refused(weight: float):
-    with pytest.raises(ValueError, match=f"'a' must be a number other than 0, got {weight}"):
+    with pytest.raises(ValueError, match=re.escape(f"'a' must be a number other than 0, got {weight}")):
         item("a", True, weight)
 
 

@@ -130,7 +130,7 @@ def coevolve(
         Interrupted: ``should_stop`` said so.
         ArenaError: naming what went wrong; engines and servers are down.
     """
-    pool = TaskPool() if pool is None else pool
+    scale, pool = Scale(*scale), TaskPool() if pool is None else pool  # Tune hands a tuple on
     novelty, fresh, written = Novelty(), list[PoolTask](), dict[str, float]()
     generator: ARISEGenerator = config(arm, seed).build_algo()
     solver: AgentAlgorithm | None = None

@@ -15,7 +15,6 @@ of the same signature.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from arenarl.algorithm import AgentAlgorithm, Scores, Services
-from arenarl.algorithms.arise_solver import episode_reward
+from arenarl.algorithms.arise_solver import check_bonus, episode_reward
 from arenarl.arena import together
 from arenarl.config import AgentConfig
 from arenarl.errors import ConfigError
@@ -195,12 +194,11 @@ class ARISEGeneratorConfig(AgentConfig):
             raise ConfigError(f"difficulty={self.difficulty!r} is unknown: take one of {', '.join(DIFFICULTIES)}")
         if type(self.solver_runs) is not int or self.solver_runs < 1:
             raise ConfigError(f"solver_runs={self.solver_runs!r} must be a whole number of runs, at least 1")
-        for name, low in (("gamma", 0.0), ("duplicate_similarity", 0.0)):
+        for name in ("gamma", "duplicate_similarity"):
             value = getattr(self, name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and low < value <= 1):
-                raise ConfigError(f"{name}={value!r} must be above {low:g} and at most 1")
-        if not 0 <= self.bonus < 1:
-            raise ConfigError(f"bonus={self.bonus!r} must be a share of the reward, from 0 to below 1")
+            if not (isinstance(value, int | float) and 0 < value <= 1):
+                raise ConfigError(f"{name}={value!r} must be above 0 and at most 1")
+        check_bonus(self.bonus)
 
     def build_executor(self) -> Executor | None:
         """None if there is none and difficulty is not paid for. Raises ConfigError if it is missing or cannot be built."""

@@ -41,6 +41,12 @@ def episode_reward(episode: Episode, *, bonus: float, price: float = 0.0) -> flo
     return max(0.0, reward - price * match_tools(expected, episode.trajectory.events).superfluous)
 
 
+def check_bonus(bonus: float) -> None:
+    """Raises ConfigError."""
+    if not 0 <= bonus < 1:
+        raise ConfigError(f"bonus={bonus!r} must be a share of the reward, from 0 to below 1")
+
+
 class ARISESolverConfig(AgentConfig):
     """Configuration of `ARISESolver`; group size, temperature and turns are the paper's.
 
@@ -64,8 +70,7 @@ class ARISESolverConfig(AgentConfig):
 
     def validate(self) -> None:
         super().validate()
-        if not 0 <= self.bonus < 1:
-            raise ConfigError(f"bonus={self.bonus!r} must be a share of the reward, from 0 to below 1")
+        check_bonus(self.bonus)
         if not self.superfluous_price >= 0:
             raise ConfigError(f"superfluous_price={self.superfluous_price!r} must be 0 (free) or more")
 

@@ -7,7 +7,6 @@ call. One loop at a time uses it, and another may follow when that one has ended
 from __future__ import annotations
 
 import asyncio
-import difflib
 import importlib
 import inspect
 import ipaddress
@@ -28,7 +27,7 @@ from arenarl.endpoint_wire import (
     read_completion,
     response_format,
 )
-from arenarl.errors import ConfigError
+from arenarl.errors import ConfigError, near_name
 from arenarl.jsonl import clean_json
 from arenarl.reply_cache import request_key
 
@@ -254,9 +253,7 @@ def open_endpoint(settings: Mapping[str, Any], whose: str) -> OpenAIEndpoint:
     known = list(inspect.signature(OpenAIEndpoint).parameters)
     for name in settings:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"those of an endpoint: {', '.join(known)}"
-            raise ConfigError(f"{name!r} is no setting of {whose} or its endpoint; {hint}")
+            raise ConfigError(f"{name!r} is no setting of {whose} or its endpoint; {near_name(name, known)}")
     return OpenAIEndpoint(**settings)
 
 

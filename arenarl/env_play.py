@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from arenarl.async_env import AsyncToolEnv
+from arenarl.errors import near_name
 from arenarl.mcp import ServerHub
-from arenarl.mcp.config import near_name
 from arenarl.mcp.tape import Tape
 from arenarl.taskset import TaskSet
 from arenarl.types import Message

@@ -1,4 +1,4 @@
-"""One root exception, one picklable class per boundary, and `boundary()` to attribute what escapes.
+"""One root exception, one picklable class per boundary, `boundary()` to attribute what escapes, `near_name()` for the remedy.
 
 ArenaError
 ├── ConfigError          a user's value is wrong: names the value and the remedy; the command line exits with 2
@@ -17,7 +17,8 @@ ArenaError
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -71,6 +72,12 @@ class LearnerError(ArenaError):
 
 class CanaryError(ArenaError):
     """Engine and learner log-probabilities differ by more than the bound after a weight push."""
+
+
+def near_name(name: object, known: Iterable[str]) -> str:
+    """What to say about an unknown name: the nearest known one, or all of them."""
+    near = difflib.get_close_matches(str(name), known := list(known), 1, 0.5)
+    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
 
 
 @contextmanager

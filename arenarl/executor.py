@@ -11,7 +11,6 @@ happens to them raises: what is missing is missing, and `Attempts.outage` says w
 from __future__ import annotations
 
 import asyncio
-import difflib
 import inspect
 import itertools
 import json
@@ -23,7 +22,15 @@ from typing import TYPE_CHECKING, Any
 from arenarl.async_env import AsyncToolEnv
 from arenarl.endpoint import Endpoint, OpenAIEndpoint, Outage
 from arenarl.endpoint_budget import check_positive
-from arenarl.errors import ConfigError, DeadlineExceeded, EngineError, EnvError, InvalidRequest, McpServerError
+from arenarl.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    EngineError,
+    EnvError,
+    InvalidRequest,
+    McpServerError,
+    near_name,
+)
 from arenarl.mcp.hub import ServerHub
 from arenarl.player import Job, derive_seed
 from arenarl.scoring import Attempts
@@ -243,9 +250,7 @@ def solver_config(
 def _check_names(settings: Mapping[str, Any], known: set[str], where: str) -> None:
     for name in settings:
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(known))}"
-            raise ConfigError(f"{where} has no setting {name!r}; {hint}")
+            raise ConfigError(f"{where} has no setting {name!r}; {near_name(name, sorted(known))}")
 
 
 # --- behind an endpoint --------------------------------------------------------------------------------------------

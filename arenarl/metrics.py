@@ -50,6 +50,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         **mean("reward/score_mean", scores),
         **mean("reward/answered_share", [e.trajectory.answer is not None for e in episodes]),
         **mean("reward/checklist_met_share", met),
+        **mean("reward/undecided_share", [value is None for e in episodes for value in e.checklist.values()]),
         **({"reward/valid_call_share": good / calls} if calls else {}),
         **mean("reward/full_marks_share", [s == 1.0 for s in scores]),
     }

@@ -9,9 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from arenarl.errors import ConfigError
+from arenarl.errors import ConfigError, near_name
 from arenarl.expected_tools import ExpectedTool, tools_from_data
-from arenarl.mcp.config import near_name
 from arenarl.rubric import ChecklistItem, items_from_data
 from arenarl.task_pool import PoolTask, TaskPool
 

@@ -6,6 +6,7 @@ A record is a line of JSON: ``arm``, ``seed``, ``settings``, and what `play` ret
 
 from __future__ import annotations
 
+import argparse
 import logging
 import math
 import multiprocessing
@@ -26,6 +27,8 @@ from arenarl.training import StopRequest
 
 RECORDS = "runs.jsonl"
 Run = Mapping[str, Any]  # a line of RECORDS
+Tables = Callable[[Sequence[Run]], str]
+Plot = Callable[[Sequence[Run], Path], None]
 Play = Callable[[str, int, Callable[[], bool]], dict[str, Any]]
 """(arm, seed, whether to stop) to what is written down of the run. Pickled into the workers. May raise `Interrupted`."""
 
@@ -97,6 +100,31 @@ def run_all(folder: Path, play: Play, arms: Sequence[str], seeds: Sequence[int],
         if worker.exitcode:
             print(f"a worker died with exit code {worker.exitcode}; the same command goes on where it stopped")
     return int(bool(missing(load(folder), arms, seeds, settings)))
+
+
+def arguments(
+    text: str | None, arms: Sequence[str], chosen: Sequence[str], seeds: Sequence[int]
+) -> argparse.ArgumentParser:
+    """The command line of a study: where, which arms, which seeds, how many workers. A study adds its own sizes."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--out", type=Path, help="folder of the runs; those that it holds are not played again")
+    where.add_argument("--plot", type=Path, metavar="FOLDER", help="play nothing: print the tables and draw the plot")
+    parser.add_argument("--arms", nargs="+", choices=arms, default=list(chosen))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(seeds))
+    parser.add_argument("--workers", type=int, default=2, help="processes side by side, one core each")
+    return parser
+
+
+def report(folder: Path, order: Iterable[str], tables: Tables, plot: Plot, file: str) -> None:
+    """Print the tables and draw the plot of what a folder holds."""
+    runs = load(folder, order)
+    failures = [f"{run['arm']}, seed {run['seed']}: failed: {run['error']}" for run in runs if "error" in run]
+    if len(failures) == len(runs):
+        print("\n".join([f"{folder} holds no finished run", *failures]))
+        return
+    plot(runs, folder / file)
+    print(f"\n{tables(runs)}\n\nplot: {folder / file}")
 
 
 def load(folder: Path, order: Iterable[str] = ()) -> list[Run]:

@@ -49,10 +49,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arenarl.errors import ConfigError
+from arenarl.envs.shared import read_tasks
+from arenarl.errors import ConfigError, near_name
 from arenarl.generated import generator_checklist
 from arenarl.jsonl import clean_json
-from arenarl.mcp.config import ServerSpec, near_name
+from arenarl.mcp.config import ServerSpec
 from arenarl.rubric import Checklist
 from arenarl.taskset import load_taskset
 from arenarl.types import Task
@@ -157,26 +158,11 @@ def _split(seeds: Sequence[tuple[Task, str]], share: float) -> list[tuple[Task, 
 
 def _read(path: Path) -> list[tuple[Task, str]]:
     """The seeds of a file, each with its split, or "" if it names none."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise ConfigError(f"seed file {str(path)!r} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"seed file {str(path)!r} is not UTF-8 text") from None
-    found: dict[str, tuple[Task, str]] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            task, split = _parse(line) if path.suffix == ".jsonl" else (_task(line.strip()), "")
-            if task.task_id in found:
-                raise ValueError(f"the seed {task.task_id!r} was there before; seeds must differ")
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"seed file {str(path)!r}, line {number}: {error}") from None
-        found[task.task_id] = task, split
-    if not any(split != "heldout" for _, split in found.values()):
+    parse = _parse if path.suffix == ".jsonl" else lambda line: (_task(line.strip()), "")
+    found = read_tasks(path, "seed", parse)
+    if not any(split != "heldout" for _, split in found):
         raise ConfigError(f"seed file {str(path)!r} holds no seed for training; write a line such as {SEEDS[0][1]!r}")
-    return list(found.values())
+    return found
 
 
 def _parse(line: str) -> tuple[Task, str]:

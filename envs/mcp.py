@@ -48,8 +48,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from arenarl.errors import ConfigError
-from arenarl.mcp.config import ServerSpec, near_name
+from arenarl.envs.shared import read_tasks
+from arenarl.errors import ConfigError, near_name
+from arenarl.mcp.config import ServerSpec
 from arenarl.mcp.config_file import load_mcp_config
 from arenarl.rubric import Checklist, ChecklistItem, Reward
 from arenarl.state import EpisodeState
@@ -215,26 +216,10 @@ def _explore() -> list[tuple[Task, str]]:
 
 
 def _read(path: Path, has_folder: bool) -> list[tuple[Task, str]]:
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise ConfigError(f"task file {str(path)!r} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"task file {str(path)!r} is not UTF-8 text") from None
-    found: dict[str, tuple[Task, str]] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            task, split = _parse(line, has_folder)
-            if task.task_id in found:
-                raise ValueError(f"the id {task.task_id!r} was there before; ids must be unique")
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"task file {str(path)!r}, line {number}: {error}") from None
-        found[task.task_id] = task, split
+    found = read_tasks(path, "task", lambda line: _parse(line, has_folder))
     if not found:
         raise ConfigError(f'task file {str(path)!r} holds no task; write a line such as {{"prompt": "..."}}')
-    return list(found.values())
+    return found
 
 
 def _parse(line: str, has_folder: bool) -> tuple[Task, str]:

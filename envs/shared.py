@@ -1,10 +1,11 @@
-"""What the environments over public servers share: drawing tasks, reading answers, comparing states, writing calls."""
+"""What environments share: drawing tasks, reading them from files, reading answers, comparing states, writing calls."""
 
 from __future__ import annotations
 
 import random
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from arenarl.errors import ConfigError
 from arenarl.tool_calls import HERMES
@@ -38,6 +39,36 @@ def distinct_tasks(
         task = make(kinds[len(tasks) % len(kinds)], split, rng)
         tasks.setdefault(identity(task), task)
     return list(tasks.values())
+
+
+def read_tasks(path: Path, what: str, parse: Callable[[str], tuple[Task, str]]) -> list[tuple[Task, str]]:
+    """The tasks of a file, one a line, each with its split; blank lines are passed over.
+
+    Args:
+        what: a line holds, for errors: "task", "seed".
+        parse: raises ValueError, saying what is wrong with the line.
+
+    Raises:
+        ConfigError: naming the file, and the line if one is refused or repeats an id.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
+        raise ConfigError(f"{what} file {str(path)!r} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{what} file {str(path)!r} is not UTF-8 text") from None
+    found: dict[str, tuple[Task, str]] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            task, split = parse(line)
+            if task.task_id in found:
+                raise ValueError(f"the id {task.task_id!r} was there before; ids must be unique")
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{what} file {str(path)!r}, line {number}: {error}") from None
+        found[task.task_id] = task, split
+    return list(found.values())
 
 
 def call(tool: str, **arguments: object) -> str:

@@ -12,7 +12,6 @@ Solver as often on the pool of the untrained Generator. `docs/arise.md` has the 
 
 from __future__ import annotations
 
-import argparse
 import runpy
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from arenarl.envs.rubric_tasks import EMBEDDED
 from arenarl.envs.travel_rubrics import world_truth
 from arenarl.metrics import episode_metrics
 from arenarl.novelty import Novelty, signature
-from arenarl.sweep import Run, cell, curves, final, interval, load, paired, run_all
+from arenarl.sweep import Run, arguments, cell, curves, final, interval, paired, report, run_all
 from arenarl.task_pool import PoolTask, TaskPool
 
 HERE = Path(__file__).resolve().parent
@@ -315,35 +314,19 @@ def generator_curve(runs: Sequence[Run], arm: str, what: str) -> tuple[list[int]
     return list(range(1, width + 1)), np.array([row[:width] for row in rows], dtype=float).reshape(len(rows), width)
 
 
-def report(folder: Path) -> None:
-    """Print the tables and draw the plot of what a folder holds."""
-    runs = load(folder, ARMS)
-    if not any("error" not in run for run in runs):
-        print(f"{folder} holds no finished run")
-        return
-    plot(runs, folder / PLOT)
-    print(f"\n{tables(runs)}\n\nplot: {folder / PLOT}")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--out", type=Path, help="folder of the runs; those that it holds are not played again")
-    where.add_argument("--plot", type=Path, metavar="FOLDER", help="play nothing: print the tables and draw the plot")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser = arguments(__doc__, ARMS, ARMS, (0, 1, 2))
     for name in ("cycles", "generator_steps", "solver_steps"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(SCALE, name))
-    parser.add_argument("--workers", type=int, default=2, help="processes side by side, one core each")
     args = parser.parse_args()
     if args.plot:
-        report(args.plot)
+        report(args.plot, ARMS, tables, plot, PLOT)
         return 0
     scale = Scale(args.cycles, args.generator_steps, args.solver_steps)
     play = partial(play_run, scale=scale, folder=args.out)
     code = run_all(args.out, play, args.arms, args.seeds, scale._asdict(), max(1, args.workers))
     if code != 130:
-        report(args.out)
+        report(args.out, ARMS, tables, plot, PLOT)
     return code
 
 

@@ -11,7 +11,6 @@ tasks by the checklist and by a verifier that training never sees. `docs/collaps
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from arenarl.errors import ConfigError
 from arenarl.evaluate import win_rate
 from arenarl.gates import GATES
 from arenarl.metrics import episode_metrics
-from arenarl.sweep import Run, cell, curves, final, interval, load, paired, run_all
+from arenarl.sweep import Run, arguments, cell, curves, final, interval, paired, report, run_all
 from arenarl.training import HELD_OUT_SEED
 from arenarl.types import INFRASTRUCTURE_KINDS, Episode, EpisodeGroup
 
@@ -244,33 +243,17 @@ def plot(runs: Sequence[Run], path: Path) -> None:
     pyplot.close(figure)
 
 
-def report(folder: Path) -> None:
-    """Print the tables and draw the plot of what a folder holds."""
-    runs = load(folder, ARMS)
-    if not any("error" not in run for run in runs):
-        print(f"{folder} holds no finished run\n" + "\n".join(map(summary, runs)))
-        return
-    plot(runs, folder / PLOT)
-    print(f"\n{tables(runs)}\n\nplot: {folder / PLOT}")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--out", type=Path, help="folder of the runs; those that it holds are not played again")
-    where.add_argument("--plot", type=Path, metavar="FOLDER", help="play nothing: print the tables and draw the plot")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS)[:-3], help="all but the last three")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
+    parser = arguments(__doc__, list(ARMS), list(ARMS)[:-3], range(5))
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--workers", type=int, default=2, help="processes side by side, one core each")
     args = parser.parse_args()
     if args.plot:
-        report(args.plot)
+        report(args.plot, ARMS, tables, plot, PLOT)
         return 0
     play = partial(play_run, steps=args.steps, start=[])
     code = run_all(args.out, play, args.arms, args.seeds, settings_of(args.steps), max(1, args.workers))
     if code != 130:
-        report(args.out)
+        report(args.out, ARMS, tables, plot, PLOT)
     return code
 
 

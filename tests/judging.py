@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from arenarl.endpoint import OpenAIEndpoint, Outage, Reply
@@ -22,6 +23,26 @@ def call(
 ) -> ToolEvent:  # fmt: skip
     asked = ToolCall(id=f"call_{turn}", name=name, arguments=arguments, raw=raw, error=error)
     return ToolEvent(call=asked, result=ToolResult(kind=kind, text=text), turn=turn)
+
+
+@dataclass
+class Script:
+    """An endpoint that gives these answers in turn, and keeps what it was asked."""
+
+    answers: list[Reply | Outage]
+    name: str = "scripted"
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+
+    async def complete(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Reply | Outage:
+        self.asked.append({"messages": list(messages), **options})
+        return self.answers[len(self.asked) - 1]
+
+    def begin_step(self, version: int) -> None:
+        self.steps.append(version)
+
+    async def aclose(self) -> None:
+        self.name = "closed"
 
 
 def judged_by(judge: Any, **services: Any) -> Services:

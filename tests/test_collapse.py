@@ -121,17 +121,17 @@ def test_a_run_whose_tools_failed_is_named():
 
 def test_report_draws_the_arms_that_were_played(tmp_path, capsys):
     write(tmp_path, RUNS)
-    collapse.report(tmp_path)
+    sweep.report(tmp_path, collapse.ARMS, collapse.tables, collapse.plot, collapse.PLOT)
     drawing = (tmp_path / collapse.PLOT).read_text()
     assert drawing.startswith("<?xml") and "even_graph (28 calls)" in drawing and "anchor (" not in drawing
     assert collapse.tables(sweep.load(tmp_path, collapse.ARMS)) in capsys.readouterr().out
-    collapse.report(tmp_path)
+    sweep.report(tmp_path, collapse.ARMS, collapse.tables, collapse.plot, collapse.PLOT)
     assert (tmp_path / collapse.PLOT).read_text() == drawing
 
 
 def test_a_folder_without_a_finished_run_says_so(tmp_path, capsys):
     write(tmp_path, [failed("anchor", 0)])
-    collapse.report(tmp_path)
+    sweep.report(tmp_path, collapse.ARMS, collapse.tables, collapse.plot, collapse.PLOT)
     assert "holds no finished run\nanchor, seed 0: failed" in capsys.readouterr().out
     assert not (tmp_path / collapse.PLOT).exists()
 

@@ -161,7 +161,7 @@ def test_draws_are_distinct_and_follow_the_seed(tmp_path: Path):
         ({"kind": "a"}, "line 2: a seed needs a prompt"),
         ({"prompt": "a", "spilt": "train"}, "line 2: a seed has the unknown key 'spilt'; did you mean 'split'?"),
         ({"prompt": "a", "split": "test"}, "line 2: split 'test' is unknown; use 'train' or 'heldout'"),
-        ({"prompt": "first"}, "line 2: the seed 'task-.*' was there before"),
+        ({"prompt": "first"}, "line 2: the id 'task-.*' was there before"),
     ],
 )
 def test_a_bad_line_is_refused_by_its_number(tmp_path: Path, line: str | dict[str, Any], reason: str):

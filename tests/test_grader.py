@@ -7,7 +7,6 @@ import json
 import pickle
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from arenarl.grader_prompt import build_prompt, reminder, reply_schema
 from arenarl.judge_prompt import Prompt
 from arenarl.rubric import Checklist, ChecklistItem
 from arenarl.types import Task, Trajectory
-from tests.judging import TASK, attempt, call
+from tests.judging import TASK, Script, attempt, call
 from tests.servers.fault_endpoint import FaultEndpoint, body, cut, reply, reset, stall, status
 
 LOOK = call("poi_search", {"city": "Oslo", "category": "cafe"}, "name usd rating\nLotus 12 5")
@@ -43,26 +42,6 @@ def grades(*met: Any) -> str:
 
 
 GOOD = grades(True, False, None)
-
-
-@dataclass
-class Script:
-    """An endpoint that gives these answers in turn, and keeps what it was asked."""
-
-    answers: list[Reply | Outage]
-    name: str = "scripted"
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-
-    async def complete(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Reply | Outage:
-        self.asked.append({"messages": list(messages), **options})
-        return self.answers[len(self.asked) - 1]
-
-    def begin_step(self, version: int) -> None:
-        self.steps.append(version)
-
-    async def aclose(self) -> None:
-        self.name = "closed"
 
 
 class Deaf(Script):

@@ -2,8 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,32 +12,12 @@ from arenarl.errors import ConfigError
 from arenarl.judge_rubrics import Part, Rubric
 from arenarl.llm_judge import LLMJudge
 from arenarl.types import Abstention, Mark, Verdict
-from tests.judging import A_MARKS, B_MARKS, RESEARCH, TASK, TRAVEL, attempt, call, reply_text
+from tests.judging import A_MARKS, B_MARKS, RESEARCH, TASK, TRAVEL, Script, attempt, call, reply_text
 from tests.servers.fault_endpoint import FaultEndpoint, body, cut, reply, reset, stall, status
 
 GOOD, MARK = reply_text(), reply_text(TRAVEL, A_MARKS)
 LOOK = call("poi_search", {"city": "Oslo", "category": "cafe"}, "name usd rating\nLotus 12 5")
 A, B = attempt("a", "cafe: Lotus 12 usd", LOOK), attempt("b", "cafe: Nowhere 1 usd")
-
-
-@dataclass
-class Script:
-    """An endpoint that gives these answers in turn, and keeps what it was asked."""
-
-    answers: list[Reply | Outage]
-    name: str = "scripted"
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-
-    async def complete(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Reply | Outage:
-        self.asked.append({"messages": list(messages), **options})
-        return self.answers[len(self.asked) - 1]
-
-    def begin_step(self, version: int) -> None:
-        self.steps.append(version)
-
-    async def aclose(self) -> None:
-        self.name = "closed"
 
 
 def said(text: str, finish_reason: str = "stop") -> Reply:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -277,9 +276,3 @@ class Launch:
     cwd: str | None = field(repr=False)
     url: str | None = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
-
-
-def near_name(name: object, known: Iterable[str]) -> str:
-    """What to say about an unknown name: the nearest known one, or all of them."""
-    near = difflib.get_close_matches(str(name), known := list(known), 1, 0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"

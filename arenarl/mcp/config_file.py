@@ -22,8 +22,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from arenarl.errors import ConfigError
-from arenarl.mcp.config import ServerSpec, Transport, near_name
+from arenarl.errors import ConfigError, near_name
+from arenarl.mcp.config import ServerSpec, Transport
 from arenarl.mcp.profiles import find_profile
 
 _log = logging.getLogger(__name__)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arenarl.errors import ArenaError, ConfigError, EnvError
+from arenarl.errors import ArenaError, ConfigError, EnvError, near_name
 from arenarl.jsonl import clean_json
 from arenarl.mcp.cache import ResultCache, result_key
-from arenarl.mcp.config import ServerSpec, near_name
+from arenarl.mcp.config import ServerSpec
 from arenarl.mcp.paths import PathMap
 from arenarl.mcp.profiles import PROFILES
 from arenarl.mcp.schema import ToolSpec, json_problem

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from arenarl.errors import ConfigError
-from arenarl.mcp.config import Reset, Scope, near_name
+from arenarl.errors import ConfigError, near_name
+from arenarl.mcp.config import Reset, Scope
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""Which processes a test may have left behind."""
+"""Processes of a test: what it left behind, and how to make one stand still."""
+
+import os
+import signal
 
 import psutil
 
@@ -13,3 +16,9 @@ def descendants() -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue
     return found
+
+
+def freeze(pid: int) -> None:
+    """Stop a child process, and return once it stands still: a signal is sent before it takes effect."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)

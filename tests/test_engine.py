@@ -23,7 +23,7 @@ from arenarl.engine import EngineConfig, VLLMEngine, check_request
 from arenarl.errors import DeadlineExceeded, EngineUnavailable, InvalidRequest, WeightUpdateFailed
 from arenarl.types import Completion, SamplingParams
 from arenarl.vllm_thread import TurnLock
-from tests.processes import descendants
+from tests.processes import descendants, freeze
 
 BOUND = 1e-4  # float32 log-probs of two implementations
 
@@ -403,7 +403,7 @@ async def test_a_stuck_then_killed_core_is_reported_and_leaves_no_process(tiny_m
     version = await push(engine, shifted(model, seed=8))
     assert await engine.weight_version() == version
 
-    os.kill(core.pid, signal.SIGSTOP)
+    freeze(core.pid)
     with pytest.raises(EngineUnavailable, match=r"doomed did not tell its version within 0\.2 s"):
         await engine.weight_version(timeout_s=0.2)
     with pytest.raises(WeightUpdateFailed, match=r"doomed: update to version 2 unfinished after 0\.2 s"):

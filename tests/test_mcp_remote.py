@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 
 from arenarl.errors import McpServerError
 from arenarl.mcp import McpSession, ServerSpec
+from tests.processes import freeze
 from tests.test_mcp import DIRTY, running
 
 SERVERS = Path(__file__).parent / "servers"
@@ -251,7 +251,7 @@ async def test_server_that_dies_in_a_call_is_dead_and_says_why():
 async def test_frozen_server_cannot_hold_a_session():
     with serve(*FAULTY) as (process, port):
         session = await McpSession(remote(port)).start()
-        process.send_signal(signal.SIGSTOP)
+        freeze(process.pid)
         assert (await session.call("echo", {}, timeout=0.2)).kind == "timeout"
         async with asyncio.timeout(10):
             await session.close()

@@ -5,8 +5,8 @@
     arenarl train experiments/arise.py                      # the Generator alone against a frozen Solver: `config`
     arenarl pool show runs/arise/pools/full-0.parquet       # what was written, with pass rates and sources
 
-A cycle trains the Generator against the Solver as it is, lets it write a pool of tasks, trains the Solver on those that it can
-learn from, and gives the Solver's new weights to the Generator's executor. The arms take one part away each; ``fixed_pool`` trains the
+A cycle trains the Generator against the Solver as it is, lets it write tasks into the pool, trains the Solver on those of the pool that it
+can learn from, and gives the Solver's new weights to the Generator's executor. The arms take one part away each; ``fixed_pool`` trains the
 Solver as often on the pool of the untrained Generator. `docs/arise.md` has the set-up and the results.
 """
 
@@ -35,9 +35,8 @@ HERE = Path(__file__).resolve().parent
 MODEL = HERE / "tiny_agent" / "arise"
 ADVICE = runpy.run_path(str(HERE / "tiny_agent" / "advice.py"))
 SOLVER_ENV, GENERATOR_ENV = "arenarl.envs.rubric_tasks:RubricTasks", "arenarl.envs.travel_generator:TravelGenerator"
-HELD_OUT_TASKS = 128
 BAND = (0.15, 0.85)
-"""Posterior pass rates of the tasks that the Solver trains on: a task that all runs pass, or none, teaches little."""
+"""Posterior pass rates, when they were written, of the tasks that the Solver trains on: one that all runs pass, or none, teaches little."""
 ARMS = ("full", "no_rg_sed", "no_gate", "no_grounding", "no_difficulty", "fixed_pool")
 PLOT, POOLS = "arise.svg", "pools"
 
@@ -48,8 +47,10 @@ class Scale(NamedTuple):
     cycles: int = 3
     generator_steps: int = 4
     solver_steps: int = 8
-    seeds: int = 32
-    """Prompts for the Generator at each refresh of the pool, one attempt each."""
+    prompts: int = 32
+    """For the Generator at each refresh of the pool, one attempt each."""
+    held_out: int = 128
+    """Ordinary travel tasks that measure the Solver after each cycle."""
 
 
 SCALE = Scale()
@@ -82,7 +83,6 @@ def solver_config(arm: str = "full", seed: int = 0) -> ARISESolverConfig:
         .environment(SOLVER_ENV)
         .agent(model_path=str(MODEL), temperature=1.0, **solver_agent())
         .training(lr=6e-4, group_size=8, groups_per_step=4, max_staleness=0, extra_streams=rg_sed(arm, "solver"))
-        .evaluation(evaluation_duration=HELD_OUT_TASKS)
         .tracking(experiment_name="arise")
         .debugging(seed=seed)
     )
@@ -130,26 +130,27 @@ def coevolve(
         ArenaError: naming what went wrong; engines and servers are down.
     """
     scale, pool = Scale(*scale), TaskPool() if pool is None else pool  # Tune hands a tuple on
-    novelty, fresh, written = Novelty(), list[PoolTask](), dict[str, float]()
+    novelty, written = Novelty(), dict[str, float]()
     generator: ARISEGenerator = config(arm, seed).build_algo()
     solver: AgentAlgorithm | None = None
     try:
         solver = solver_config(arm, seed).build_algo()
         generator.should_stop = solver.should_stop = should_stop
-        yield {"step": 0, **progress(solver, 0), **ecr_progress(solver, 0)}
+        yield {"step": 0, **progress(solver, 0, scale.held_out), **ecr_progress(solver, 0)}
         for cycle in range(1, scale.cycles + 1):
             steps = train(generator, 0 if arm == "fixed_pool" else scale.generator_steps)
             if cycle == 1 or arm != "fixed_pool":
-                fresh = generator.write_tasks(scale.seeds, cycle=cycle, seed=1000 * seed + cycle)
+                fresh = generator.write_tasks(scale.prompts, cycle=cycle, seed=1000 * seed + cycle)
                 pool.add(fresh, novelty)
                 fresh = [entry for entry in fresh if entry.task.task_id in pool]
-                written = pool_metrics(fresh, scale.seeds)
-            tasks = [entry.task for entry in TaskPool(fresh).band(*BAND)] or [entry.task for entry in fresh]
+                written = pool_metrics(fresh, scale.prompts)
+            # All that was ever written: with the last refresh alone, a kind that the Solver fails at never comes back into the band.
+            tasks = [entry.task for entry in pool.band(*BAND)] or [entry.task for entry in pool]
             solver.train_on(tasks)
             learned = train(solver, scale.solver_steps)
             generator.follow(solver.learner_group.weights(), cycle)
             yield {
-                "step": cycle, **progress(solver, cycle), **(ecr_progress(solver, cycle) if cycle == scale.cycles else {}),
+                "step": cycle, **progress(solver, cycle, scale.held_out), **(ecr_progress(solver, cycle) if cycle == scale.cycles else {}),
                 **written, "tasks": len(tasks), "generator": steps, "solver": learned,
             }  # fmt: skip
     finally:
@@ -173,9 +174,9 @@ def train(algorithm: AgentAlgorithm, steps: int) -> list[dict[str, float]]:
     return curve
 
 
-def progress(solver: AgentAlgorithm, cycle: int) -> dict[str, Any]:
+def progress(solver: AgentAlgorithm, cycle: int, held_out: int) -> dict[str, Any]:
     """The Solver on what it never trains on: travel tasks of held-out cities, by their checklist and by the verifier."""
-    ordinary = solver.taskset.tasks("heldout", HELD_OUT_TASKS, seed=0)
+    ordinary = solver.taskset.tasks("heldout", held_out, seed=0)
     attempts = solver.play(ordinary, name=f"held-out-{cycle}", seed=cycle)
     values = episode_metrics(attempts)
     quality = [solver.taskset.quality(e.task, e.trajectory) for e in attempts]  # type: ignore[attr-defined]
@@ -194,14 +195,14 @@ def ecr_progress(solver: AgentAlgorithm, cycle: int) -> dict[str, Any]:
     }
 
 
-def pool_metrics(fresh: Sequence[PoolTask], seeds: int) -> dict[str, float]:
+def pool_metrics(fresh: Sequence[PoolTask], prompts: int) -> dict[str, float]:
     """What one refresh of the pool is like. ``true_share``: tasks whose assertions hold in the world, which training never sees."""
     from arenarl.envs.travel_world import World
 
     rates = [entry.successes / entry.runs for entry in fresh if entry.successes is not None and entry.runs]
     truth = [world_truth(entry.task, World(0)) for entry in fresh]
     return {
-        "pool_valid": len(fresh) / seeds,
+        "pool_valid": len(fresh) / prompts,
         "pool_pass_rate": sum(rates) / max(1, len(rates)),
         "pool_distance": sum(abs(rate - 0.5) for rate in rates) / max(1, len(rates)),
         "pool_signatures": len({signature(entry.task) for entry in fresh}) / max(1, len(fresh)),
@@ -316,13 +317,13 @@ def generator_curve(runs: Sequence[Run], arm: str, what: str) -> tuple[list[int]
 
 def main() -> int:
     parser = arguments(__doc__, ARMS, ARMS, (0, 1, 2))
-    for name in ("cycles", "generator_steps", "solver_steps"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(SCALE, name))
+    for name, default in SCALE._asdict().items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     args = parser.parse_args()
     if args.plot:
         report(args.plot, ARMS, tables, plot, PLOT)
         return 0
-    scale = Scale(args.cycles, args.generator_steps, args.solver_steps)
+    scale = Scale(*(getattr(args, name) for name in Scale._fields))
     play = partial(play_run, scale=scale, folder=args.out)
     code = run_all(args.out, play, args.arms, args.seeds, scale._asdict(), max(1, args.workers))
     if code != 130:

@@ -144,7 +144,7 @@ def coevolve(
                 pool.add(fresh, novelty)
                 fresh = [entry for entry in fresh if entry.task.task_id in pool]
                 written = pool_metrics(fresh, scale.prompts)
-            # All that was ever written: with the last refresh alone, a kind that the Solver fails at never comes back into the band.
+            # Of all that was ever written: a refresh may hold no usable task of a kind.
             tasks = [entry.task for entry in pool.band(*BAND)] or [entry.task for entry in pool]
             solver.train_on(tasks)
             learned = train(solver, scale.solver_steps)

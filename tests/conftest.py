@@ -1,14 +1,19 @@
-"""The engine that tests share. Its weights and version change from test to test: read the version, do not assume it."""
+"""What all tests share: no deadlines on examples, and one engine. Its weights and version change from test to test: read the version, do not assume it."""
 
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from arenarl.engine import EngineConfig, VLLMEngine
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+hypothesis.settings.register_profile(
+    "shared cores", deadline=None
+)  # how long an example takes depends on who else runs
+hypothesis.settings.load_profile("shared cores")
 
 
 @pytest.fixture(scope="session")

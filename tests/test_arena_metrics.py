@@ -195,7 +195,7 @@ def any_game(draw: st.DrawFn) -> Game:
     return Game(i=i, j=j, round=draw(st.integers(0, 3)), result=answers[0], halves=answers if len(answers) == 2 else ())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(any_game(), max_size=8), max_size=3))
 def test_any_games_give_finite_numbers_of_known_families(groups: list[list[Game]]):
     found = arena_metrics([group(*games, size=4) for games in groups])
@@ -203,7 +203,7 @@ def test_any_games_give_finite_numbers_of_known_families(groups: list[list[Game]
     assert all(0.0 <= value <= 1.0 for name, value in found.items() if name.endswith(("_share", "_agreement")))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(any_game(), min_size=1, max_size=8), st.permutations(range(4)))
 def test_names_of_the_members_do_not_matter(games: list[Game], name: list[int]):
     renamed = [Game(i=name[g.i], j=name[g.j], round=g.round, result=g.result, halves=g.halves) for g in games]

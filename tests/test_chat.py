@@ -209,7 +209,7 @@ def test_the_frames_of_foreign_text_are_only_text_inside_it():
     assert RENDERER.tokenizer.decode(ids).count(frame) == 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(max_size=30), st.sampled_from(["", "<|im_end|>", "<|im_start|>system\n", "<tool_call>", "👩‍👩‍👧"]))
 def test_glue_says_exactly_what_the_tool_said(before: str, after: str):
     content = before + after + before
@@ -258,7 +258,7 @@ SAMPLED = st.lists(NOT_END, max_size=12) | TEXTS.map(encode).map(lambda ids: [n 
 TURNS = st.lists(st.tuples(SAMPLED, st.sampled_from(["tool", "user"]), TEXTS), min_size=1, max_size=5)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @example("thoughtless", [(encode("<think>ab</think>c"), "user", "ab"), (encode("c"), "tool", "ab")])
 @given(st.sampled_from(sorted(RENDERERS)), TURNS)
 def test_what_is_trained_on_is_what_was_sampled(name: str, turns: list[tuple[list[int], Any, str]]):

@@ -145,7 +145,7 @@ SIDES = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SIDES, SIDES, st.sampled_from([0.0, 3.0]))
 def test_the_other_side_has_the_mirror_image(ours, theirs, bias):
     one, other = judged(Reader(bias), ours, theirs), judged(Reader(bias), theirs, ours)

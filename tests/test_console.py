@@ -191,7 +191,7 @@ def test_a_long_result_is_cut() -> None:
 
 
 @given(st.text(st.characters(exclude_categories=()), max_size=60), st.integers(40, 120))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_text_of_a_model_cannot_break_the_screen(text: str, width: int) -> None:
     episode = make_episode(0.5, said=text + "\x1b[2J\x9b1m\tword" + "w" * 90, text=text)
     console = terminal(width)

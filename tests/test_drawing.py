@@ -348,7 +348,7 @@ GAMES = st.lists(
 TABLE = st.lists(st.one_of(st.none(), st.floats(-1e6, 1e6)), min_size=6, max_size=6).map(tuple)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     GAMES, st.sampled_from(["single_elimination", "double_elimination", "even_graph", ""]), TABLE, TABLE, st.booleans()
 )

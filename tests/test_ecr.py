@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arenarl.ecr import TRAVEL_KINDS, ecr_scores, load_ecr, passed
@@ -152,7 +152,6 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(record=JSON)
 def test_any_record_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, record: Any):
     path = write(tmp_path_factory.getbasetemp(), json.dumps(record), name="any.jsonl")

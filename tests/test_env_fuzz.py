@@ -99,7 +99,7 @@ def test_any_reply_is_answered_or_ends_the_episode_with_a_reason(loop: tuple[asy
                 return
             assert len(result.messages) == len(result.info["results"]) > 0
 
-    @settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=1000, suppress_health_check=list(HealthCheck))
     @given(st.lists(REPLIES, min_size=1, max_size=3))
     def fuzz(replies: list[str]) -> None:
         runner.run(play(replies))

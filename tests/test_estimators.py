@@ -195,7 +195,7 @@ def some_games(drawn) -> list[Game]:
 
 @pytest.mark.parametrize("fit", FITS)
 @given(drawn=st.lists(results, max_size=20), data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_relabelling_the_players_relabels_scores_and_errors(fit, drawn, data):
     played = some_games(drawn)
     to = [0, *data.draw(st.permutations(range(1, 8)))] if fit == "to_anchor" else data.draw(st.permutations(range(8)))
@@ -207,7 +207,7 @@ def test_relabelling_the_players_relabels_scores_and_errors(fit, drawn, data):
 
 @pytest.mark.parametrize("fit", FITS)
 @given(drawn=st.lists(results, max_size=20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_it_does_not_matter_which_player_of_a_pair_asked_twice_is_named_first(fit, drawn):
     played = some_games([(i, j, a, b, True) for i, j, a, b, _ in drawn])
     turned = [twice(g.j, g.i, -margin_of(g.halves[1], True), -margin_of(g.halves[0])) for g in played]
@@ -222,7 +222,7 @@ def margin_of(half, other_side: bool = False) -> float:
 
 @pytest.mark.parametrize("fit", FITS)
 @given(drawn=st.lists(results, max_size=20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_score_is_missing_exactly_for_players_without_a_game(fit, drawn):
     played = some_games(drawn)
     if fit == "to_anchor":
@@ -236,7 +236,7 @@ def test_a_score_is_missing_exactly_for_players_without_a_game(fit, drawn):
 
 @pytest.mark.parametrize("fit", ["margin_ls", "bradley_terry"])
 @given(drawn=st.lists(results, min_size=1, max_size=20))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_scores_have_mean_zero(fit, drawn):
     scores, _ = FITS[fit](8, some_games(drawn))
     assert np.nansum(scores) == approx(0.0, abs=1e-6)

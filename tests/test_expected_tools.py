@@ -7,7 +7,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arenarl.errors import ConfigError
@@ -160,7 +160,6 @@ JSON = st.recursive(
 ARGUMENTS = st.dictionaries(st.sampled_from(["lat", "location", "origin", "city", "n"]), JSON, max_size=4)
 
 
-@settings(deadline=None)
 @given(ARGUMENTS, ARGUMENTS, st.sampled_from(["poi_search", "search_flights"]))
 def test_any_json_is_compared_and_a_call_matches_itself(wanted, given, tool):
     assert same(wanted, wanted, tool)
@@ -224,7 +223,6 @@ def largest(expected: Sequence[ExpectedTool], events: Sequence[ToolEvent]) -> in
     return max(sum(map(fits, expected, order)) for order in set(permutations(slots, len(expected))))
 
 
-@settings(deadline=None)
 @given(SETS.filter(lambda sets: len(sets) < 5), SETS, st.data())
 def test_the_match_is_one_to_one_right_and_as_large_as_can_be(wanted, made, data):
     expected = [ExpectedTool(name="t", arguments=arguments) for arguments in wanted]

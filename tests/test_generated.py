@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arenarl.generated import (
@@ -169,7 +169,6 @@ junk = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(near.map(json.dumps))
 def test_a_task_of_any_words_can_be_stored_and_read_again(answer: str):
     read = read_draft(answer)
@@ -183,7 +182,6 @@ def test_a_task_of_any_words_can_be_stored_and_read_again(answer: str):
     assert len(items) == len(read.items) + len(read.expected_tools)
 
 
-@settings(deadline=None)
 @given(
     st.text() | junk.map(json.dumps) | st.builds(lambda task, end: json.dumps(task)[:end], near, st.integers(0, 200))
 )

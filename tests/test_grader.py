@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arenarl.endpoint import OpenAIEndpoint, Outage, Reply
@@ -260,7 +260,6 @@ def test_what_is_no_reply_says_why(text: str, finish_reason: str, kind: str):
     assert read_grades(text, finish_reason, 3) == kind
 
 
-@settings(deadline=None)
 @given(st.text(max_size=60) | st.recursive(st.none() | st.booleans() | st.integers(-1, 4) | st.just("x"), lambda inner: (
     st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["items", "number", "met"]), inner, max_size=3)
 )).map(json.dumps))  # fmt: skip

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arenarl.judge_prompt import Prompt, build_prompt, reminder, shorten
@@ -135,7 +135,6 @@ def test_no_attempt_can_speak_outside_its_section(attack):
     assert outside[0] == outside[1]
 
 
-@settings(deadline=None)
 @given(st.text(), st.text())
 def test_any_text_is_shown_and_can_be_encoded(answer, observation):
     prompt = pair(attempt("a", answer, call("t", {}, observation)))

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arenarl.errors import ConfigError
@@ -135,7 +135,6 @@ json_values = st.recursive(
 fragments = st.lists(st.sampled_from([GOOD, "```", "<think>", "</think>", "{", "}", "x"])).map("".join)
 
 
-@settings(deadline=None)
 @given(st.text() | json_values.map(json.dumps) | fragments)
 def test_whatever_is_written_is_a_verdict_in_range_or_a_reason(text):
     result = read(text)
@@ -145,7 +144,6 @@ def test_whatever_is_written_is_a_verdict_in_range_or_a_reason(text):
         assert result.kind in KINDS
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 10), min_size=14, max_size=14))
 def test_swapped_marks_swap_the_scores(marks):
     one, other = read(reply_text(TRAVEL, marks[:7], marks[7:])), read(reply_text(TRAVEL, marks[7:], marks[:7]))

@@ -131,7 +131,7 @@ def test_nothing_to_train_on_changes_nothing(build: Callable[..., AccelerateLear
     )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, suppress_health_check=list(HealthCheck))
 @given(budget=st.integers(1, 120))
 def test_gradient_does_not_depend_on_the_cut(build: Callable[..., AccelerateLearner], budget: int) -> None:
     whole, cut = build(**GRADIENT), build(**GRADIENT)

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arenarl.errors import ConfigError, EnvError, McpServerError
@@ -333,7 +333,6 @@ async def test_what_was_used_longest_ago_goes_first():
     assert await read("a")
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["read", "write", "lost"]), *[st.integers(0, 6)] * 3), max_size=20))
 def test_a_read_sees_the_world_as_it_was_during_the_read(steps: list[tuple[str, int, int, int]]):
     async def play() -> None:

@@ -104,7 +104,7 @@ def keys_of(value: Any) -> set[str]:
     return set().union(*map(keys_of, value)) if isinstance(value, list) else set()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(ROOTS)
 def test_normalised_schema_is_plain_and_stable(schema: dict[str, Any]):
     result = normalise_schema(schema)
@@ -127,7 +127,7 @@ PARAMETERS = st.sampled_from(
 VALUES = {"integer": 3, "string": "s", "boolean": True}
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from("pqrs"), PARAMETERS), st.lists(st.sampled_from("pqrst")))
 def test_what_fits_the_normalised_schema_fits_the_original(properties: dict[str, Any], required: list[str]):
     known = sorted(set(required) & set(properties))

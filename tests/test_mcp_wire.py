@@ -177,7 +177,7 @@ def test_any_reply_becomes_a_result():
     with asyncio.Runner() as runner:
         session = runner.run(McpSession(server(max_message_bytes=4000)).start())
 
-        @settings(max_examples=2000, deadline=None, database=None, phases=[Phase.generate, Phase.shrink])
+        @settings(max_examples=2000, database=None, phases=[Phase.generate, Phase.shrink])
         @given(wire_replies())
         def answer(reply: bytes) -> None:
             result = runner.run(session.call("raw", {"hex": reply.hex()}))

@@ -74,7 +74,7 @@ def test_a_memory_stands_right_behind_the_content_of_its_message(place, system: 
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(sorted(RENDERERS)), st.sampled_from(PLACES), TEXTS, TEXTS, TEXTS, st.booleans())
 def test_a_prompt_with_memory_is_the_one_without_and_the_ids_of_the_note(name, place, text, query, result, late):
     renderer = RENDERERS[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arenarl.errors import ConfigError
@@ -103,7 +103,6 @@ def test_settings_without_sense_are_refused(settings: dict[str, float]):
 texts = st.text() | st.lists(st.sampled_from("find the Cafe in Hanoi 12 . for Two".split()), max_size=9).map(" ".join)
 
 
-@settings(deadline=None)
 @given(texts, texts)
 def test_similarity_is_symmetric_in_the_unit_interval_and_one_for_the_same(a: str, b: str):
     there, back = seen(a).nearest(b), seen(b).nearest(a)

@@ -55,7 +55,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     data=st.dictionaries(st.text(), JSON, max_size=3), text=st.text(), score=st.none() | st.floats(0, 1),
     met=st.none() | st.booleans() | st.floats(0, 1), outcome=st.sampled_from(Outcome), structured=JSON,

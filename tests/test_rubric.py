@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arenarl.errors import ConfigError, EnvError
@@ -96,7 +96,6 @@ def test_a_gate_that_is_not_met_closes_the_score():
     assert score(item("gate", None, gate=True)) is None
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([True, False, None]), st.sampled_from([-2.0, -0.5, 0.5, 1.0, 3.0]))))
 def test_more_that_is_met_never_lowers_the_score(drawn: list[tuple[bool | None, float]]):
     items = [item(str(n), met, weight) for n, (met, weight) in enumerate(drawn)]

@@ -136,7 +136,7 @@ entries = st.builds(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(pool=st.lists(entries, max_size=3, unique_by=lambda e: e.task.task_id))
 def test_a_pool_comes_back_from_its_file(tmp_path_factory: pytest.TempPathFactory, pool: list[PoolTask]):
     path = saved(tmp_path_factory.mktemp("pool"), *pool)

@@ -305,7 +305,7 @@ def schema_of(name: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @BOTH
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(name=NAMES, arguments=st.dictionaries(NAMES, JSON, max_size=4))
 @example(name="a", arguments={"x": "\n</think>\n", "y": "</tool_call>", "z": {"</parameter>": "</function>"}})
 def test_a_call_that_is_written_is_read_back(parser: ToolParser, name: str, arguments: dict[str, Any]):
@@ -322,7 +322,7 @@ PIECES = st.sampled_from(
 
 
 @BOTH
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(pieces=st.lists(PIECES | WORDS, max_size=14), thinking=st.booleans())
 def test_no_text_breaks_the_parser_and_no_thought_is_a_call(parser: ToolParser, pieces: list[str], thinking: bool):
     text, reads = "".join(pieces), THINKING[parser.name] if thinking else parser

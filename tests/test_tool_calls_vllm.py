@@ -152,7 +152,7 @@ CALLS = st.tuples(
 
 
 @FORMATS
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prose=st.text(LETTERS, max_size=20), calls=st.lists(CALLS, min_size=1, max_size=3))
 def test_well_formed_texts(
     vllm: Callable[[str, str], Read], name: str, prose: str, calls: list[tuple[str, dict[str, Any]]]

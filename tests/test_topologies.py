@@ -104,7 +104,7 @@ def test_our_own_cost_no_more_calls_than_an_elimination(topology, waits):
 
 
 @given(sizes, seeds, st.sampled_from(list(TOPOLOGIES)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_plan_sends_a_player_against_itself_and_every_player_plays(n, seed, topology):
     pairs = pairs_of(drive(topology, n, tied, seed=seed)[0])
     assert all(i != j for i, j in pairs)
@@ -124,7 +124,7 @@ def test_a_plan_is_repeatable_and_depends_on_the_seed_where_it_shuffles(topology
 
 
 @given(sizes, seeds, st.sampled_from([1, 2]))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_even_graph_is_connected_and_even_in_games_and_sides(n, seed, orders):
     pairs = pairs_of(drive("even_graph", n, tied, seed=seed, orders=orders)[0])
     games, first = Counter(k for pair in pairs for k in pair), Counter(i for i, _ in pairs)
@@ -145,7 +145,7 @@ def test_round_robin_puts_everybody_on_each_side_equally_often(n):
 
 
 @given(sizes, seeds, st.sampled_from(["swiss", "info_gain", "single_elimination", "double_elimination"]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_player_takes_the_side_where_it_was_less_often(n, seed, topology):
     q = np.random.default_rng(seed).normal(size=n)
     rounds, _ = drive(topology, n, partial(by_quality, q), seed=seed, orders=1)
@@ -157,7 +157,7 @@ def test_a_player_takes_the_side_where_it_was_less_often(n, seed, topology):
 
 
 @given(sizes, seeds)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_swiss_never_repeats_a_pair_and_byes_rotate(n, seed):
     rng = np.random.default_rng(seed)
     rounds, _ = drive("swiss", n, lambda i, j: float(rng.integers(-1, 2)), seed=seed)
@@ -276,7 +276,7 @@ def test_an_outage_of_any_stage_of_a_double_elimination_leaves_a_whole_tournamen
 
 
 @given(permutations, seeds, st.sampled_from([1, 2]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_perfect_judge_puts_the_best_first(q, seed, orders):
     for topology in TOPOLOGIES:
         rounds, paper = drive(topology, len(q), partial(by_quality, q), seed=seed, orders=orders)
@@ -287,7 +287,7 @@ def test_perfect_judge_puts_the_best_first(q, seed, orders):
 
 
 @given(permutations, seeds, st.sampled_from([1, 2]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_perfect_judge_gives_the_perfect_order_where_the_games_determine_it(q, seed, orders):
     order = [len(q) - 1 - k for k in q]
     for topology in TOPOLOGIES:
@@ -298,7 +298,7 @@ def test_perfect_judge_gives_the_perfect_order_where_the_games_determine_it(q, s
 
 
 @given(st.permutations(range(9)), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_outages_leave_a_perfect_order_perfect_while_the_games_connect_the_players(q, data):
     rounds, _ = drive("round_robin", 9, partial(by_quality, q))
     lost = data.draw(st.sets(st.integers(0, 35)))
@@ -376,7 +376,7 @@ class Renamed:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @given(n=st.integers(1, 8).map(lambda k: 2 * k), seed=seeds, orders=st.sampled_from([1, 2]), data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_relabelling_the_players_relabels_the_games(topology, n, seed, orders, data):
     """Plans that shuffle know players only by the shuffle; the anchor is by definition player 0.
 

@@ -52,7 +52,7 @@ def test_a_name_that_mlflow_takes_is_unchanged(name: str) -> None:
 
 
 @given(st.lists(ANY_TEXT | st.text("./@ a:", max_size=6), min_size=2, max_size=2, unique=True))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_clean_names_are_valid_and_stay_distinct(names: list[str]) -> None:
     from mlflow.utils.validation import MAX_ENTITY_KEY_LENGTH, _validate_metric_name
 

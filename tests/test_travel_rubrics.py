@@ -6,7 +6,7 @@ import string
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from arenarl.envs import travel_server
@@ -95,7 +95,6 @@ async def test_another_sentence_cannot_be_told(text: str):
     assert await grade(f"x {text}") is None
 
 
-@settings(deadline=None)
 @given(st.text(max_size=80) | st.from_regex(r"The [a-z]{3,8} (is|costs) [A-Za-z0-9]{1,9}( usd)?\.?", fullmatch=True))
 def test_any_text_is_read_or_refused(text: str):
     assertion = read_assertion(text)
@@ -206,7 +205,6 @@ async def test_items_are_graded_in_their_order():
     assert await TravelGrader().grade(items, trajectory, TASK) == [True, None, False]
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=string.printable, max_size=200))
 def test_grounded_lines_are_lines_of_the_answer(text: str):
     claims = grounded_claims(f"{text}\ncafe: Lotus 12 usd", ALL)

@@ -5,7 +5,6 @@ The packages are installed by `arenarl.mcp.install`; nothing here touches the ne
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from arenarl.errors import ConfigError
+from arenarl.errors import ConfigError, near_name
 from arenarl.mcp.config import ServerSpec
 from arenarl.mcp.profiles import PROFILES, Profile
 
@@ -131,9 +130,7 @@ def entry(name: str) -> PublicServer:
         ConfigError: for an unknown name, with the nearest.
     """
     if name not in CATALOGUE:
-        near = difflib.get_close_matches(name, CATALOGUE, 1, 0.5)
-        remedy = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(CATALOGUE)}"
-        raise ConfigError(f"the catalogue has no server {name!r}; {remedy}")
+        raise ConfigError(f"the catalogue has no server {name!r}; {near_name(name, CATALOGUE)}")
     return CATALOGUE[name]
 
 

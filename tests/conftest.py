@@ -10,9 +10,8 @@ import pytest
 from arenarl.engine import EngineConfig, VLLMEngine
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-hypothesis.settings.register_profile(
-    "shared cores", deadline=None
-)  # how long an example takes depends on who else runs
+# how long an example takes depends on who else runs
+hypothesis.settings.register_profile("shared cores", deadline=None)
 hypothesis.settings.load_profile("shared cores")
 
 
